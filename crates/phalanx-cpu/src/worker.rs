@@ -1,5 +1,5 @@
 //! Execution of a program by one worker: address lookup, dispatch of instructions, barriers, collectives and
-//! copies. `compute.rs` holds the ops.
+//! copies. `compute/` holds the ops.
 
 use crate::denormals::FlushToZeroGuard;
 use crate::executor::{DeviceMemory, FetchPtr, FlatLayout, LoadedProgram, WorkerMemory};

@@ -1,5 +1,6 @@
 //! Models on GPUs: emulated ones, or the GPU of this machine.
 
+mod docs;
 mod kernels;
 mod memory;
 mod programs;

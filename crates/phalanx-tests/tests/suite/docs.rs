@@ -1,0 +1,147 @@
+//! What the documentation names exists: files, links, items of the code, environment variables.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+const EXTENSIONS: [&str; 11] =
+    [".rs", ".py", ".sh", ".md", ".toml", ".cu", ".cuh", ".cpp", ".hpp", ".svg", ".png"];
+
+/// Folders that paths in the documentation may be relative to.
+const ROOTS: [&str; 11] = [
+    "",
+    "crates",
+    "crates/phalanx/src",
+    "crates/phalanx-graph/src",
+    "crates/phalanx-cpu/src",
+    "crates/phalanx-cuda/src",
+    "crates/phalanx-cli/src",
+    "crates/phalanx-mpi/src",
+    "crates/phalanx-testing/src",
+    "crates/phalanx/src/model",
+    "docs",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// All files below a folder with one of some extensions.
+fn files(folder: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && name != "target" {
+            files(&path, extensions, found);
+        } else if extensions.iter().any(|extension| name.ends_with(extension)) {
+            found.push(path);
+        }
+    }
+}
+
+fn documents() -> Vec<(PathBuf, String)> {
+    let mut paths: Vec<PathBuf> =
+        ["README.md", "CONTRIBUTING.md"].iter().map(|name| root().join(name)).collect();
+    files(&root().join("docs"), &[".md"], &mut paths);
+    paths.into_iter().map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
+}
+
+/// Text in backquotes, outside of code blocks.
+fn code_spans(text: &str) -> Vec<&str> {
+    let outside = text.split("```").step_by(2);
+    outside.flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
+}
+
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn alternatives(path: &str) -> Vec<String> {
+    match path.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?))) {
+        Some((before, (names, after))) => {
+            names.split(',').map(|name| format!("{before}{}{after}", name.trim())).collect()
+        }
+        None => vec![path.to_string()],
+    }
+}
+
+fn is_path(span: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-{},".contains(c);
+    let named = EXTENSIONS.iter().any(|extension| span.ends_with(extension));
+    span.chars().all(plain) && named && !span.starts_with('.') && span.contains('/')
+}
+
+#[test]
+fn files_and_links_in_the_documentation_exist() {
+    let mut missing = BTreeSet::new();
+    for (document, text) in documents() {
+        let name = document.file_name().unwrap().to_string_lossy().into_owned();
+        for span in code_spans(&text).into_iter().filter(|span| is_path(span)) {
+            for path in alternatives(span) {
+                let here = |folder: &&str| root().join(folder).join(&path).exists();
+                let beside = document.parent().unwrap().join(&path).exists();
+                if !beside && !ROOTS.iter().any(|folder| here(folder)) {
+                    missing.insert(format!("{name}: {path}"));
+                }
+            }
+        }
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = link.split('#').next().unwrap_or_default();
+            let local = !link.contains("://") && !file.is_empty() && !file.contains(' ');
+            if local && !document.parent().unwrap().join(file).exists() {
+                missing.insert(format!("{name}: link to {file}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn items_in_the_documentation_exist() {
+    let mut sources = vec![];
+    files(&root().join("crates"), &[".rs"], &mut sources);
+    let code: String = sources
+        .iter()
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect::<Vec<_>>()
+        .join("\n");
+    let words: BTreeSet<&str> =
+        code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    let mut missing = BTreeSet::new();
+    for (document, text) in documents() {
+        let name = document.file_name().unwrap().to_string_lossy().into_owned();
+        for span in code_spans(&text) {
+            let item = span.trim_end_matches("()");
+            let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+            if item.contains("::") && !item.starts_with("std::") && item.chars().all(plain) {
+                let absent =
+                    item.split("::").find(|part| !part.is_empty() && !words.contains(part));
+                missing.extend(absent.map(|part| format!("{name}: {item}: no {part}")));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn every_environment_variable_is_documented() {
+    let mut sources = vec![];
+    for folder in ["crates", "tests", "benches"] {
+        files(&root().join(folder), &[".rs", ".py", ".sh"], &mut sources);
+    }
+    let documented = std::fs::read_to_string(root().join("docs/environment.md")).unwrap();
+    let mut missing = BTreeSet::new();
+    for path in sources {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (at, _) in text.match_indices("PHALANX_") {
+            let rest = &text[at..];
+            let end =
+                rest.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_');
+            let name = rest[..end.unwrap_or(rest.len())].trim_end_matches('_');
+            let read = ["env", "environ", "${", "$PHALANX", "var("].iter().any(|word| {
+                let line = text[..at].rfind('\n').map_or(0, |start| start + 1);
+                text[line..].lines().next().unwrap_or_default().contains(word)
+            });
+            if read && name.len() > "PHALANX_".len() && !documented.contains(name) {
+                missing.insert(name.to_string());
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/environment.md lacks {missing:?}");
+}
