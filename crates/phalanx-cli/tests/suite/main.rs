@@ -686,8 +686,7 @@ fn model_files_are_converted_shown_and_compared() {
     succeeds(dir.path(), &[&train[..], &["--save", "a.safetensors"]].concat());
     succeeds(dir.path(), &["convert", "a.safetensors", "b.keras"]);
     let out = phalanx(dir.path(), &["convert", "b.keras", "c.h5"]);
-    let expected =
-        "warning: c.h5: not saved: the metadata 'origin' (.keras and .safetensors files store it)\n";
+    let expected = "warning: c.h5: not saved: the metadata 'origin' (.keras and .safetensors files store it)\n";
     assert_eq!((text(&out.stderr), out.status.code()), (expected.into(), Some(0)));
     assert_eq!(succeeds(dir.path(), &["diff", "a.safetensors", "c.h5"]), "");
     let shown = succeeds(dir.path(), &["inspect", "b.keras"]);

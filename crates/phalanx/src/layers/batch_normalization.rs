@@ -149,7 +149,12 @@ impl BatchNormalization {
     }
 
     /// Normalises by the batch statistics and updates the moving statistics.
-    fn normalize_by_batch(&self, cx: &mut LayerContext<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    fn normalize_by_batch(
+        &self,
+        cx: &mut LayerContext<'_>,
+        x: NodeId,
+        w: &Weights,
+    ) -> Result<NodeId> {
         let dims = cx.dims(x);
         let (channels, positions) = match &dims[..] {
             [lead @ .., c] => (*c, lead.iter().product()),
@@ -180,7 +185,12 @@ impl BatchNormalization {
     }
 
     /// Normalises by the moving statistics: `x · scale + shift`.
-    fn normalize_by_moving(&self, cx: &mut LayerContext<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    fn normalize_by_moving(
+        &self,
+        cx: &mut LayerContext<'_>,
+        x: NodeId,
+        w: &Weights,
+    ) -> Result<NodeId> {
         let g = cx.graph();
         let t = g.offset(w.moving_variance, self.epsilon)?;
         let t = g.unary(Unary::Rsqrt, t)?;

@@ -158,7 +158,12 @@ impl Normalization {
     }
 
     /// Mean and standard deviation from the weights of an adapted layer.
-    fn weight_stats(&self, cx: &mut LayerContext<'_>, x: NodeId, axes: &[usize]) -> Result<(NodeId, NodeId)> {
+    fn weight_stats(
+        &self,
+        cx: &mut LayerContext<'_>,
+        x: NodeId,
+        axes: &[usize],
+    ) -> Result<(NodeId, NodeId)> {
         let dims = cx.dims(x);
         let stat_dims: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
         let mut aligned = vec![1; dims.len()];

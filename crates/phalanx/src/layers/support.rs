@@ -179,7 +179,11 @@ pub(crate) fn check_at_least_one(cx: &LayerContext<'_>, argument: &str, size: us
 }
 
 /// Fails unless both sizes are at least one.
-pub(crate) fn check_both_at_least_one(cx: &LayerContext<'_>, argument: &str, sizes: Pair) -> Result<()> {
+pub(crate) fn check_both_at_least_one(
+    cx: &LayerContext<'_>,
+    argument: &str,
+    sizes: Pair,
+) -> Result<()> {
     if sizes.0.contains(&0) { Err(cx.argument(argument, "1 or more", sizes)) } else { Ok(()) }
 }
 

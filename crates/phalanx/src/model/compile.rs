@@ -11,81 +11,48 @@ use crate::strategy::{DeviceKind, MirroredStrategy, Policy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 
-/// An optimizer by value or by name.
-pub enum OptimizerArgument {
+/// An argument of `compile`: an instance, or a name to look up.
+pub enum Argument<T: ?Sized> {
     /// An instance.
-    Value(Box<dyn Optimizer>),
+    Value(Box<T>),
     /// A name to look up.
     Name(String),
+}
+
+/// An optimizer by value or by name.
+pub type OptimizerArgument = Argument<dyn Optimizer>;
+/// A loss by value or by name.
+pub type LossArgument = Argument<dyn Loss>;
+/// A metric by value or by name. A name such as `accuracy` is resolved by the shapes of output and target.
+pub type MetricArgument = Argument<dyn Metric>;
+
+impl<T: ?Sized> From<&str> for Argument<T> {
+    fn from(name: &str) -> Argument<T> {
+        Argument::Name(name.into())
+    }
+}
+
+impl<T: ?Sized> From<Box<T>> for Argument<T> {
+    fn from(value: Box<T>) -> Argument<T> {
+        Argument::Value(value)
+    }
 }
 
 impl<O: Optimizer + 'static> From<O> for OptimizerArgument {
     fn from(optimizer: O) -> OptimizerArgument {
-        OptimizerArgument::Value(Box::new(optimizer))
+        Argument::Value(Box::new(optimizer))
     }
-}
-
-impl From<&str> for OptimizerArgument {
-    fn from(name: &str) -> OptimizerArgument {
-        OptimizerArgument::Name(name.into())
-    }
-}
-
-impl From<Box<dyn Optimizer>> for OptimizerArgument {
-    fn from(optimizer: Box<dyn Optimizer>) -> OptimizerArgument {
-        OptimizerArgument::Value(optimizer)
-    }
-}
-
-/// A loss by value or by name.
-pub enum LossArgument {
-    /// An instance.
-    Value(Box<dyn Loss>),
-    /// A name to look up.
-    Name(String),
 }
 
 impl<L: Loss + 'static> From<L> for LossArgument {
     fn from(loss: L) -> LossArgument {
-        LossArgument::Value(Box::new(loss))
+        Argument::Value(Box::new(loss))
     }
-}
-
-impl From<&str> for LossArgument {
-    fn from(name: &str) -> LossArgument {
-        LossArgument::Name(name.into())
-    }
-}
-
-impl From<Box<dyn Loss>> for LossArgument {
-    fn from(loss: Box<dyn Loss>) -> LossArgument {
-        LossArgument::Value(loss)
-    }
-}
-
-/// A metric by value or by name. A name such as `accuracy` is resolved by the shapes of output and target.
-pub enum MetricArgument {
-    /// An instance.
-    Value(Box<dyn Metric>),
-    /// A name to look up.
-    Name(String),
 }
 
 impl<M: Metric + 'static> From<M> for MetricArgument {
     fn from(metric: M) -> MetricArgument {
-        MetricArgument::Value(Box::new(metric))
-    }
-}
-
-impl From<&str> for MetricArgument {
-    fn from(name: &str) -> MetricArgument {
-        MetricArgument::Name(name.into())
-    }
-}
-
-impl From<Box<dyn Metric>> for MetricArgument {
-    fn from(metric: Box<dyn Metric>) -> MetricArgument {
-        MetricArgument::Value(metric)
+        Argument::Value(Box::new(metric))
     }
 }
 

@@ -472,7 +472,7 @@ mod tests {
     fn devices_of_two_kinds_or_none_are_refused() {
         assert_eq!(planned(&["gpu:0", "gpu:7"]).unwrap().replicas, 2);
         let error = |names: &[&str]| planned(names).unwrap_err().to_string();
-        assert!(error(&["gpu:0", "cpu:0"]).contains("GPUs alone"));
+        assert!(error(&["gpu:0", "cpu:0"]).contains("either CPU devices or GPUs"));
         assert!(error(&["gpu:0", "gpu:0/1"]).contains("whole or in parts"));
         assert!(error(&["gpu:1", "gpu:0"]).contains("GPUs in ascending order"));
         assert!(planned(&["gpu:0", "gpu:0"]).is_err() && planned(&[]).is_err());

@@ -18,7 +18,7 @@ mod symbol;
 mod training;
 
 pub use calls::LayerCall;
-pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
+pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, ModelKind};
 pub(crate) use definition::{IoStructure, ModelCall, snake_case};
 pub use evaluate::Inference;

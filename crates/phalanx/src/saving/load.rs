@@ -142,7 +142,9 @@ impl Load {
         // Keras versions before 3 stored different variables in legacy files. The optimizer state is
         // then reset.
         let keras_2 = config.contains_key("optimizer_config");
-        let (Some(session), Some((iteration, variables))) = (model.compiled_session_mut(), variables) else {
+        let (Some(session), Some((iteration, variables))) =
+            (model.compiled_session_mut(), variables)
+        else {
             return Ok(());
         };
         match session.set_training_state(iteration, &variables) {

@@ -116,12 +116,12 @@ impl Objective {
     /// What each output's weighted loss sum over `rows` samples is divided by. `total_weight` is the
     /// sum of the sample weights; only some reductions need it.
     pub fn divisors(&self, rows: usize, total_weight: f64) -> Vec<f64> {
-        let divisor = |loss: &Box<dyn Loss>| match loss.reduction() {
+        let divisor = |reduction: Reduction| match reduction {
             Reduction::SumOverBatchSize => rows as f64,
             Reduction::Sum => 1.0,
             Reduction::MeanWithSampleWeight => total_weight,
         };
-        self.losses.iter().map(divisor).collect()
+        self.losses.iter().map(|loss| divisor(loss.reduction())).collect()
     }
 
     /// Whether a loss is divided by the sum of the sample weights.

@@ -120,3 +120,53 @@ impl LoadedPrograms {
         [self.programs[kind as usize].as_ref(), few].into_iter().flatten()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layer::lock;
+    use crate::prelude::*;
+    use phalanx_graph::{Graph, Mesh};
+
+    #[test]
+    fn a_step_is_built_once_and_a_program_compiled_once_for_each_batch_size() {
+        let cache = StepCache::default();
+        let built = std::cell::Cell::new(0);
+        let program = |kind, batch| {
+            let build = || {
+                built.set(built.get() + 1);
+                Ok(Step::new("nothing", Graph::new()))
+            };
+            cache.program(kind, Options::new(Mesh::new(1, 1), batch), build).unwrap()
+        };
+        let first = program(StepKind::Train, 8);
+        assert!(Arc::ptr_eq(&first, &program(StepKind::Train, 8)));
+        assert!(!Arc::ptr_eq(&first, &program(StepKind::Train, 9)));
+        assert_eq!(built.get(), 1);
+        program(StepKind::Test, 8);
+        assert_eq!(built.get(), 2);
+        for batch in 10..10 + MAX_PROGRAMS {
+            program(StepKind::Train, batch);
+        }
+        assert_eq!((built.get(), cache.programs.borrow().len()), (2, MAX_PROGRAMS));
+    }
+
+    #[test]
+    fn compile_builds_the_training_step_and_fit_uses_the_program_of_the_memory_plan() {
+        let mut model = Sequential::new().add(Input::new([4])).add(Dense::new(2)).build().unwrap();
+        model.compile(Compile::new("sgd").loss("mse")).unwrap();
+        let program = |model: &Model| {
+            let session = lock(&model.session);
+            let steps = &session.as_ref().unwrap().steps;
+            assert!(steps.steps[StepKind::Train as usize].get().is_some());
+            steps.programs.borrow().iter().map(|(.., program)| program.clone()).collect::<Vec<_>>()
+        };
+        assert!(program(&model).is_empty());
+        model.own_memory_plan(StepKind::Train, 8).unwrap();
+        let planned = program(&model);
+        let (x, y) = (Tensor::zeros([8, 4]), Tensor::zeros([8, 2]));
+        model.fit((x, y), Fit::new().batch_size(8).verbose(0)).unwrap();
+        let used = program(&model);
+        assert!(planned.len() == 1 && used.len() == 1 && Arc::ptr_eq(&planned[0], &used[0]));
+    }
+}

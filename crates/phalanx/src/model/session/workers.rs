@@ -135,7 +135,10 @@ impl Session {
             ("deterministic mode", executor.mesh().fixed.to_string()),
             ("precision", format!("{:?}", self.placement.policy)),
             ("instruction set", self.isa()),
-            ("gradients during backward (PHALANX_OVERLAP)", phalanx_cpu::overlap_enabled().to_string()),
+            (
+                "gradients during backward (PHALANX_OVERLAP)",
+                phalanx_cpu::overlap_enabled().to_string(),
+            ),
             ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
             ("weights", format!("{:016x}", weights.end())),
             ("notes of the model", digest(notes.join("\n"))),

@@ -93,8 +93,7 @@ fn files_of_keras_report_what_they_cannot_store() {
     let mut model = compiled(SGD::new(CosineDecay::new(0.1, 9)));
     model.set_learning_rate(0.02).unwrap();
     let lines = warnings_about(directory.path(), || model.save(&path).unwrap());
-    let expected =
-        "the learning rate 0.02 set in place of a schedule (BackupAndRestore keeps it)";
+    let expected = "the learning rate 0.02 set in place of a schedule (BackupAndRestore keeps it)";
     assert_eq!(lines, [format!("model.keras: not saved: {expected}")]);
     // Keras cannot store the accumulation of `fit`; a checkpoint in the middle reports this once.
     let mut model = super::classifier();
