@@ -1,4 +1,4 @@
-"""Writes the outputs that README shows: runs each command again and puts what it printed into its block.
+"""Writes the outputs that README.md and docs/guide.md show: runs each command again and puts what it printed into its block.
 
     python docs/outputs.py [--list] [NAME ...]
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-README = os.path.join(ROOT, "README.md")
+PAGES = [os.path.join(ROOT, "README.md"), os.path.join(ROOT, "docs", "guide.md")]
 TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
 
 KERAS = """import keras
@@ -39,7 +39,7 @@ print(keras.models.load_model("trained.keras").evaluate(x / np.float32(255), y, 
 
 
 class Output:
-    """A command, what README shows as the command, and how much of its output is kept."""
+    """A command, what the page shows as the command, and how much of its output is kept."""
 
     def __init__(self, command, shown=None, needs=(), head=None, tail=None, prompt=True, before=None):
         self.command, self.shown, self.needs = command, shown or command, needs
@@ -120,6 +120,19 @@ def build():
         subprocess.run([*command, "-p", "phalanx", "--examples"], cwd=ROOT, check=True)
 
 
+def replace_block(name, new):
+    """Replaces the block of this name on the page that has it; returns the page."""
+    block = re.compile(rf"<!-- output {name}: [^>]*-->\n```text\n.*?\n```\n", re.DOTALL)
+    for page in PAGES:
+        with open(page) as file:
+            text = file.read()
+        if block.search(text):
+            with open(page, "w") as file:
+                file.write(block.sub(lambda _: new, text, count=1))
+            return os.path.relpath(page, ROOT)
+    sys.exit(f"README.md, docs/guide.md: expected a block for '{name}'")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
@@ -147,13 +160,8 @@ def main():
                 lines = [*lines[: output.head], "…", *lines[-output.tail :]]
             if output.prompt:
                 lines.insert(0, f"$ {output.shown}")
-            text = open(README).read()
-            block = re.compile(rf"<!-- output {name}: [^>]*-->\n```text\n.*?\n```\n", re.DOTALL)
-            if not block.search(text):
-                sys.exit(f"README.md: expected a block for '{name}'")
             new = f"<!-- output {name}: {machine(output)} -->\n```text\n" + "\n".join(lines) + "\n```\n"
-            open(README, "w").write(block.sub(lambda _: new, text, count=1))
-            print(f"{name}: written")
+            print(f"{name}: written to {replace_block(name, new)}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,46 @@
 //! Deep learning with the vocabulary of Keras. A model is described once, compiled once into a static step
 //! program, and trained in lockstep on all available devices.
+//!
+//! ```no_run
+//! use phalanx::prelude::*;
+//!
+//! fn main() -> Result<()> {
+//!     let digits = datasets::load("glyphs")?; // generated: no files, no network
+//!     let mut model = Sequential::new()
+//!         .add(Input::new([28, 28, 1]))
+//!         .add(Flatten::new())
+//!         .add(Dense::new(64).activation("relu"))
+//!         .add(Dense::new(10).activation("softmax"))
+//!         .build()?;
+//!     model.compile(
+//!         Compile::new("adam")
+//!             .loss("sparse_categorical_crossentropy")
+//!             .metrics(["accuracy"])
+//!             .strategy(MirroredStrategy::cpus(2)?),
+//!     )?;
+//!     model.fit(digits.train, Fit::new().epochs(3))?;
+//!     println!("{}", model.evaluate(digits.test)?);
+//!     model.save("digits.keras")
+//! }
+//! ```
+//!
+//! # Where to look
+//!
+//! | topic | module |
+//! |---|---|
+//! | everything that a training program needs | [`prelude`] |
+//! | `Sequential`, `Model`, `compile`, `fit`, `evaluate`, `predict` | [`model`] |
+//! | layers, and the trait of a custom layer | [`layers`], [`layer`] |
+//! | losses, metrics, optimizers, learning rate schedules | [`losses`], [`metrics`], [`optimizers`], [`schedules`] |
+//! | arrays, image folders, augmentation, pipelines | [`data`] |
+//! | MNIST, CIFAR and your own `.npz` and `.csv` files | [`datasets`] |
+//! | checkpoints, early stopping, logs | [`callbacks`] |
+//! | `.keras`, `.h5` and `.safetensors` files | [`saving`] |
+//! | devices of this machine, other machines | [`strategy`], [`workers`] |
+//! | ready-made networks | [`applications`] |
+//! | training curves, confusion matrices, graphs of a model | [`plots`] |
+//!
+//! The repository has a guide (`docs/guide.md`) and a description of the internals (`docs/architecture/overview.md`).
 #![deny(missing_docs)]
 
 pub mod activations;
