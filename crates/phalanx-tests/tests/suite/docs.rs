@@ -80,7 +80,7 @@ fn files_and_links_in_the_documentation_exist() {
                 let here = |folder: &&str| root().join(folder).join(&path).exists();
                 let beside = document.parent().unwrap().join(&path).exists();
                 let known = beside || EXAMPLES.contains(&path.as_str());
-                if !known && !ROOTS.iter().any(|folder| here(folder)) {
+                if !known && !ROOTS.iter().any(here) {
                     missing.insert(format!("{name}: {path}"));
                 }
             }
