@@ -480,8 +480,8 @@ fn only_the_chief_calls_callbacks_that_write() {
 fn impossible_configurations_are_refused() {
     for error in job(3, |_, s| compiled(s.deterministic(true)).map(|_| ())) {
         let error = error.unwrap_err().to_string();
-        let words = "MultiWorkerMirroredStrategy: deterministic: expected 1, 2, 4 or 8 replicas, as many on \
-                     every worker, received 3";
+        let words = "MultiWorkerMirroredStrategy: deterministic: expected 1, 2, 4 or 8 replicas, the same \
+                     number on every worker, received 3";
         assert_eq!(error, words);
     }
     // Arrays that are not divided among workers are split by the engine itself.
