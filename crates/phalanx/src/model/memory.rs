@@ -161,7 +161,7 @@ impl Model {
 
 impl Session {
     /// Returns whether the optimizer accumulates gradients over several batches.
-    fn accumulates(&self) -> bool {
+    pub(super) fn accumulates(&self) -> bool {
         self.objective.accumulation_steps().is_some()
     }
 

@@ -107,8 +107,8 @@ fn lower(
 }
 
 impl Session {
-    /// Lowers the model once for training. That lowering declares the parameters, and becomes the
-    /// training step.
+    /// Lowers the model once. That lowering declares the parameters and becomes the training step or,
+    /// for a model without losses, the prediction step.
     pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
         let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
@@ -174,8 +174,7 @@ impl Session {
         let rule = self.objective.optimizer.rule();
         self.steps.set(StepKind::Train, steps::train(lowered, &self.objective, rule)?);
         if let Some(step) = constraints {
-            let options = self.placement.options(self.mesh(), 1, self.placement.kind);
-            let program = Program::compile(step, options)?;
+            let program = Program::compile(step, self.options(1))?;
             self.loaded.constraints = Some(lock(&self.executor).load(program)?);
         }
         Ok(())
@@ -230,6 +229,11 @@ impl Session {
         lock(&self.executor).mesh()
     }
 
+    /// What programs for the session's own devices are compiled for.
+    fn options(&self, max_batch: usize) -> Options {
+        self.placement.options(self.mesh(), max_batch, self.placement.kind)
+    }
+
     /// The program of a step as other devices would run it.
     pub(super) fn program_on(
         &self,
@@ -244,8 +248,7 @@ impl Session {
 
     /// The program of a step for a batch of this size, as it would run.
     pub(crate) fn program(&self, kind: StepKind, max_batch: usize) -> Result<Arc<Program>> {
-        let options = self.placement.options(self.mesh(), max_batch, self.placement.kind);
-        self.steps.program(kind, options, || self.build(kind))
+        self.steps.program(kind, self.options(max_batch), || self.build(kind))
     }
 
     /// Loads the program of a step for batches of this size, unless one that serves them is loaded.

@@ -1,7 +1,6 @@
 //! What a model is trained for: optimizer, losses and metrics.
 
 use super::Tally;
-use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::losses::{Loss, Reduction};
 use crate::metrics::{self, Metric};
@@ -160,9 +159,4 @@ impl Objective {
 /// The factors by which loss sums are multiplied, given what they are divided by.
 pub(super) fn inverted(divisors: &[f64]) -> Vec<f32> {
     divisors.iter().map(|d| if *d == 0.0 { 0.0 } else { (1.0 / d) as f32 }).collect()
-}
-
-/// The sum of the weights of the samples that a batch holds here.
-pub(super) fn local_weights(batch: &HostBatch) -> &[f32] {
-    &batch.sample_weight[..batch.local_len()]
 }

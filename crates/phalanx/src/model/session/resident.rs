@@ -55,8 +55,7 @@ impl Session {
         kind: StepKind,
         data: &dyn Dataset,
     ) -> Result<Option<ResidentTable>> {
-        let accumulates = self.objective.accumulation_steps().is_some();
-        let between = self.loaded.constraints.is_some() || accumulates;
+        let between = self.loaded.constraints.is_some() || self.accumulates();
         let alone_on_gpus =
             self.placement.kind == DeviceKind::Gpu && !self.workers.is_distributed();
         // A profile measures every instruction by itself, on a batch from the host.
@@ -127,7 +126,7 @@ impl Session {
         self.objective.divisors(rows.len(), total)
     }
 
-    /// The optimizer's scalars after so many more updates.
+    /// The optimizer's scalars after `updates` more updates.
     fn scalars_ahead(&self, updates: usize) -> Vec<f32> {
         self.state.scalars(&*self.objective.optimizer, updates as u64)
     }

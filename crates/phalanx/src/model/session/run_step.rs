@@ -1,6 +1,6 @@
 //! One step: a batch goes in, runs, and its losses and metrics come out.
 
-use super::objective::{inverted, local_weights};
+use super::objective::inverted;
 use super::{Accumulation, Session, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
@@ -170,7 +170,7 @@ impl Session {
     /// The weights of all samples of a batch, added up in their order.
     fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
         let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
-        let local = local_weights(batch);
+        let local = &batch.sample_weight[..batch.local_len()];
         if !self.workers.is_distributed() || batch.local.is_none() {
             return Ok(sum(&mut local.iter().copied()));
         }

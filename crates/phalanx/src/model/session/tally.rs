@@ -47,7 +47,7 @@ impl From<Written> for Tally {
 }
 
 impl Tally {
-    /// A tally of nothing, for so many outputs and metrics with states of these lengths.
+    /// An empty tally for `outputs` outputs and metrics with states of these lengths.
     pub(super) fn new(outputs: usize, states: impl Iterator<Item = usize>) -> Tally {
         let states = states.map(|len| vec![0.0; len]).collect();
         Tally { rows: 0.0, total: 0.0, outputs: vec![0.0; outputs], states }

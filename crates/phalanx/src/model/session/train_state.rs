@@ -76,13 +76,13 @@ impl TrainState {
         Ok(())
     }
 
-    /// The learning rate after so many more iterations.
+    /// The learning rate after `ahead` more iterations.
     pub fn learning_rate(&self, optimizer: &dyn Optimizer, ahead: u64) -> f64 {
         let scheduled = || optimizer.common().learning_rate.at(self.iterations() + ahead);
         self.set_rate().unwrap_or_else(scheduled)
     }
 
-    /// The optimizer's scalars after so many more updates, if no step before is skipped.
+    /// The optimizer's scalars after `ahead` more updates, if no step before is skipped.
     pub fn scalars(&self, optimizer: &dyn Optimizer, ahead: u64) -> Vec<f32> {
         let rate = self.learning_rate(optimizer, ahead);
         optimizer.scalars(rate, self.updates + 1 + ahead)
