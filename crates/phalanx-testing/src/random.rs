@@ -60,11 +60,19 @@ impl RandomGraph {
 
     fn append(&mut self, (kind, operand, choice): NodeSpec) {
         let x = self.nodes[usize::from(operand) % self.nodes.len()];
-        let ty = self.b.g.ty(x).clone();
-        let (dims, last, rank) = (ty.dims.clone(), ty.last(), ty.dims.len());
-        let pick = |n: usize| usize::from(choice) % n;
-        let small = ty.len() <= MAX_ENLARGED_LEN;
         match kind % 19 {
+            kind @ (0..=3 | 12 | 14 | 15) => self.append_elementwise(kind, x, choice),
+            kind @ (5 | 6 | 17 | 18) => self.append_spatial(kind, x, choice),
+            kind @ (4 | 13) => self.append_trained(kind, x, choice),
+            kind => self.append_layout(kind, x, choice),
+        }
+    }
+
+    /// Appends a function of single elements, or of the elements along an axis.
+    fn append_elementwise(&mut self, kind: u8, x: NodeId, choice: u8) {
+        let ty = self.b.g.ty(x).clone();
+        let pick = |n: usize| usize::from(choice) % n;
+        match kind {
             0 | 1 => {
                 let u = [Unary::Relu, Unary::Tanh, Unary::Neg, Unary::Sigmoid][pick(4)];
                 self.push(Op::Unary(u), &[x]);
@@ -75,30 +83,84 @@ impl RandomGraph {
                 self.push(Op::Binary(op), &[x, y]);
             }
             3 => {
-                let w = self.b.param(&[last]);
+                let w = self.b.param(&[ty.last()]);
                 let op = [Binary::Add, Binary::Mul][pick(2)];
                 self.push(Op::Binary(op), &[x, w]);
             }
-            4 => {
-                let w = self.b.param(&[last, 1 + pick(18)]);
-                self.push(Op::Dot(Epilogue::default()), &[x, w]);
+            12 => {
+                let key = u32::from(choice);
+                self.push(Op::Dropout { rate: 0.3.into(), key, noise: ty.dims }, &[x]);
             }
-            5 if rank == 3 && small => {
-                let input = [dims[0], dims[1], dims[2]];
+            14 => self.push(Op::Softmax, &[x]),
+            _ => {
+                let kind = [ReduceKind::Sum, ReduceKind::Max][pick(2)];
+                let axes = vec![usize::from(choice / 2) % ty.dims.len()];
+                self.push(Op::Reduce { kind, axes }, &[x]);
+            }
+        }
+    }
+
+    /// Appends an op on images, if `x` is an image.
+    fn append_spatial(&mut self, kind: u8, x: NodeId, choice: u8) {
+        let ty = self.b.g.ty(x).clone();
+        let Ok(input) = <[usize; 3]>::try_from(ty.dims.as_slice()) else { return };
+        let pick = |n: usize| usize::from(choice) % n;
+        let small = ty.len() <= MAX_ENLARGED_LEN;
+        match kind {
+            5 if small => {
                 let (kernel, filters) = ([1 + 2 * pick(2); 2], 1 + pick(19));
                 let geom = ConvGeom::new(input, filters, kernel, [1, 1], [1, 1], Padding::Same, 1);
                 let geom = geom.expect("fits");
                 let w = self.b.param(&geom.kernel_dims());
                 self.push(Op::Conv(geom, Epilogue::default()), &[x, w]);
             }
-            6 if rank == 3 => {
-                let input = [dims[0], dims[1], dims[2]];
-                let geom = ConvGeom::new(input, dims[2], [2, 2], [2, 2], [1, 1], Padding::Same, 1);
+            6 => {
+                let geom = ConvGeom::new(input, input[2], [2, 2], [2, 2], [1, 1], Padding::Same, 1);
                 let kind = [PoolKind::Max, PoolKind::Average][pick(2)];
                 self.push(Op::Pool(kind, geom.expect("fits")), &[x]);
             }
+            17 if small => {
+                self.push(Op::Upsample { size: [1, 2], bilinear: pick(2) == 1 }, &[x]);
+            }
+            18 => {
+                let output = [1 + pick(4), 3];
+                let (fill_value, bilinear) = (0.3.into(), true);
+                let fill = [FillMode::Constant, FillMode::Reflect, FillMode::Wrap][pick(3)];
+                let geom = SampleGeom { input, output, fill, fill_value, bilinear };
+                let matrix =
+                    self.b.push(Op::Uniform { key: u32::from(choice), dims: vec![6] }, &[]);
+                self.push(Op::AffineSample(geom), &[x, matrix]);
+            }
+            _ => {}
+        }
+    }
+
+    /// Appends a dense product or a batch normalisation.
+    fn append_trained(&mut self, kind: u8, x: NodeId, choice: u8) {
+        match kind {
+            4 => {
+                let last = self.b.g.ty(x).last();
+                let w = self.b.param(&[last, 1 + usize::from(choice) % 18]);
+                self.push(Op::Dot(Epilogue::default()), &[x, w]);
+            }
+            _ => {
+                let attrs = BatchNormAttrs { epsilon: 0.1.into(), relu: false, scope: Scope::All };
+                let y = batch_norm_of(&mut self.b, x, attrs);
+                self.nodes.push(y);
+                self.read.push(false);
+            }
+        }
+    }
+
+    /// Appends an op that moves elements, unless `x` is too small or too large for it.
+    fn append_layout(&mut self, kind: u8, x: NodeId, choice: u8) {
+        let ty = self.b.g.ty(x).clone();
+        let (last, rank) = (ty.last(), ty.dims.len());
+        let pick = |n: usize| usize::from(choice) % n;
+        let small = ty.len() <= MAX_ENLARGED_LEN;
+        match kind {
             7 | 8 if small => {
-                let axis = if kind % 19 == 7 { rank - 1 } else { 0 };
+                let axis = if kind == 7 { rank - 1 } else { 0 };
                 let (y, z) = (
                     self.compatible(x, Some(axis), choice),
                     self.compatible(x, Some(axis), choice / 5),
@@ -118,36 +180,9 @@ impl RandomGraph {
                 let perm = (0..rank).map(|i| (i + 1) % rank).collect();
                 self.push(Op::Transpose { perm }, &[x]);
             }
-            12 => {
-                let op = Op::Dropout { rate: 0.3.into(), key: u32::from(choice), noise: dims };
-                self.push(op, &[x]);
-            }
-            13 => {
-                let attrs = BatchNormAttrs { epsilon: 0.1.into(), relu: false, scope: Scope::All };
-                let y = batch_norm_of(&mut self.b, x, attrs);
-                self.nodes.push(y);
-                self.read.push(false);
-            }
-            14 => self.push(Op::Softmax, &[x]),
-            15 => {
-                let kind = [ReduceKind::Sum, ReduceKind::Max][pick(2)];
-                self.push(Op::Reduce { kind, axes: vec![usize::from(choice / 2) % rank] }, &[x]);
-            }
             16 if small => {
                 let (before, after) = (vec![pick(2); rank], vec![1; rank]);
                 self.push(Op::Pad { before, after }, &[x]);
-            }
-            17 if rank == 3 && small => {
-                self.push(Op::Upsample { size: [1, 2], bilinear: pick(2) == 1 }, &[x]);
-            }
-            18 if rank == 3 => {
-                let (input, output) = ([dims[0], dims[1], dims[2]], [1 + pick(4), 3]);
-                let (fill_value, bilinear) = (0.3.into(), true);
-                let fill = [FillMode::Constant, FillMode::Reflect, FillMode::Wrap][pick(3)];
-                let geom = SampleGeom { input, output, fill, fill_value, bilinear };
-                let matrix =
-                    self.b.push(Op::Uniform { key: u32::from(choice), dims: vec![6] }, &[]);
-                self.push(Op::AffineSample(geom), &[x, matrix]);
             }
             _ => {}
         }

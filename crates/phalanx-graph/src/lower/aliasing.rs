@@ -1,6 +1,6 @@
 //! Buffer aliasing: which nodes are views into the buffer of another node.
 
-use super::UseLists;
+use super::linear::UseLists;
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Access, Op};
 use crate::step::Step;

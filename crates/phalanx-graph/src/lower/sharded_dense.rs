@@ -6,7 +6,7 @@
 //! device, and the columns of the input's derivative that belong to its slice. Thus activations, which
 //! are small, move between workers, and weights do not.
 
-use super::UseLists;
+use super::linear::UseLists;
 use crate::graph::{NodeId, ParamId};
 use crate::ops::Op;
 use crate::program::Options;

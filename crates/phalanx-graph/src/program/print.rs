@@ -1,11 +1,20 @@
 //! Text form of a program.
 
 use super::{Instr, Location, Options, Program, Split, ValueId};
+use crate::graph::ParamId;
+use crate::ops::Epilogue;
 use crate::text::shown;
 use std::fmt;
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_header(f)?;
+        self.instrs.iter().try_for_each(|instr| self.fmt_instr(instr, f))
+    }
+}
+
+impl Program {
+    fn fmt_header(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Options { mesh, max_batch, .. } = self.options;
         writeln!(
             f,
@@ -25,76 +34,67 @@ impl fmt::Display for Program {
         if self.memory.device > 0 {
             writeln!(f, "memory shared by a device's workers: {} B", self.memory.device)?;
         }
-        let at = |id: &ValueId| self.location_text(*id);
-        let layer = |scope: &u32| match self.scopes[*scope as usize].as_str() {
-            "" => String::new(),
-            name => format!("  ; {}", shown(name)),
-        };
-        for instr in &self.instrs {
-            match instr {
-                Instr::Compute { op, inputs, output, scope } => {
-                    let args: Vec<String> = inputs.iter().map(at).collect();
-                    let ty = &self.value(*output).ty;
-                    let (out, args) = (at(output), args.join(", "));
-                    writeln!(f, "  {out} = {op}({args}) : {ty}{}", layer(scope))?;
-                }
-                Instr::SlicedDot { x, kernel, output, scope } => {
-                    let (out, ty) = (at(output), &self.value(*output).ty);
-                    let args = format!("{}, {}", at(x), at(kernel));
-                    writeln!(f, "  {out} = slice of dot({args}) : {ty}{}", layer(scope))?;
-                }
-                Instr::AddSlices { input, bias, relu, output, scope } => {
-                    let args = bias.iter().fold(at(input), |text, b| text + ", " + &at(b));
-                    let what = format!(
-                        "add slices{}{}",
-                        if bias.is_some() { " +bias" } else { "" },
-                        if *relu { " +relu" } else { "" }
-                    );
-                    let (out, ty) = (at(output), &self.value(*output).ty);
-                    writeln!(f, "  {out} = {what}({args}) : {ty}{}", layer(scope))?;
-                }
-                Instr::SlicedGradInput { dy, kernel, output, scope } => {
-                    let (out, ty) = (at(output), &self.value(*output).ty);
-                    let args = format!("{}, {}", at(dy), at(kernel));
-                    writeln!(
-                        f,
-                        "  {out} = slice of dot_grad_input({args}) : {ty}{}",
-                        layer(scope)
-                    )?;
-                }
-                Instr::Copy { input, output } => {
-                    writeln!(f, "  {} = copy({})", at(output), at(input))?
-                }
-                Instr::Barrier(scope) => writeln!(f, "  barrier {scope}")?,
-                Instr::AllReduce { scope, input, output } => {
-                    writeln!(f, "  {} = all_reduce over={scope}({})", at(output), at(input))?;
-                }
-                Instr::ReplicaMean { input, output } => {
-                    writeln!(f, "  {} = replica_mean({})", at(output), at(input))?;
-                }
-                Instr::SlicedGradient { param, x, dy } => {
-                    let name = shown(&self.params[param.index()].name);
-                    writeln!(f, "  gradient slice of \"{name}\" from {}, {}", at(x), at(dy))?;
-                }
-                Instr::Update => self.fmt_update(f)?,
-                Instr::Assign { param, value } => {
-                    writeln!(
-                        f,
-                        "  \"{}\" := {}",
-                        shown(&self.params[param.index()].name),
-                        at(value)
-                    )?;
-                }
-                Instr::Fetch { index, value } => {
-                    writeln!(f, "  fetch \"{}\" {}", shown(&self.fetches[*index].name), at(value))?;
-                }
-            }
-        }
         Ok(())
     }
-}
 
-impl Program {
+    fn fmt_instr(&self, instr: &Instr, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |id: &ValueId| self.location_text(*id);
+        let param = |id: &ParamId| shown(&self.params[id.index()].name);
+        match instr {
+            Instr::Compute { op, inputs, output, scope } => {
+                let args: Vec<String> = inputs.iter().map(at).collect();
+                self.fmt_computation(f, &op.to_string(), &args.join(", "), (*output, *scope))
+            }
+            Instr::SlicedDot { x, kernel, output, scope } => {
+                let args = format!("{}, {}", at(x), at(kernel));
+                self.fmt_computation(f, "slice of dot", &args, (*output, *scope))
+            }
+            Instr::AddSlices { input, bias, relu, output, scope } => {
+                let args = bias.iter().fold(at(input), |text, b| text + ", " + &at(b));
+                let epilogue = Epilogue { bias: bias.is_some(), relu: *relu };
+                self.fmt_computation(f, &format!("add slices{epilogue}"), &args, (*output, *scope))
+            }
+            Instr::SlicedGradInput { dy, kernel, output, scope } => {
+                let args = format!("{}, {}", at(dy), at(kernel));
+                self.fmt_computation(f, "slice of dot_grad_input", &args, (*output, *scope))
+            }
+            Instr::Copy { input, output } => writeln!(f, "  {} = copy({})", at(output), at(input)),
+            Instr::Barrier(scope) => writeln!(f, "  barrier {scope}"),
+            Instr::AllReduce { scope, input, output } => {
+                writeln!(f, "  {} = all_reduce over={scope}({})", at(output), at(input))
+            }
+            Instr::ReplicaMean { input, output } => {
+                writeln!(f, "  {} = replica_mean({})", at(output), at(input))
+            }
+            Instr::SlicedGradient { param: p, x, dy } => {
+                writeln!(f, "  gradient slice of \"{}\" from {}, {}", param(p), at(x), at(dy))
+            }
+            Instr::Update => self.fmt_update(f),
+            Instr::Assign { param: p, value } => {
+                writeln!(f, "  \"{}\" := {}", param(p), at(value))
+            }
+            Instr::Fetch { index, value } => {
+                writeln!(f, "  fetch \"{}\" {}", shown(&self.fetches[*index].name), at(value))
+            }
+        }
+    }
+
+    /// Prints the computation of a value by a layer.
+    fn fmt_computation(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        op: &str,
+        args: &str,
+        (output, layer): (ValueId, u32),
+    ) -> fmt::Result {
+        let (out, ty) = (self.location_text(output), &self.value(output).ty);
+        write!(f, "  {out} = {op}({args}) : {ty}")?;
+        match self.scopes[layer as usize].as_str() {
+            "" => writeln!(f),
+            name => writeln!(f, "  ; {}", shown(name)),
+        }
+    }
+
     fn location_text(&self, id: ValueId) -> String {
         let v = self.value(id);
         let mut text = match v.location {

@@ -1,74 +1,24 @@
 //! Lowering a graph to instructions: buffer aliasing, instruction order and barriers.
 
 mod aliasing;
+mod barriers;
+mod linear;
 mod sharded_dense;
 
 pub(crate) use self::aliasing::{View, needs_own_buffer, reads_strided, writes_strided};
+pub(crate) use self::linear::{BufferKind, LinearInstr, Target};
 pub(crate) use self::sharded_dense::ShardedDense;
 
-use self::aliasing::{last_axis_rows, views};
+use self::aliasing::views;
+use self::barriers::{Emitter, barrier_after_each, order_minimizing_barriers};
+use self::linear::{UseLists, use_lists};
 use self::sharded_dense::find_sharded_dense;
 use crate::error::Result;
-use crate::graph::{Graph, NodeId, ParamId};
+use crate::graph::NodeId;
 use crate::ops::Op;
 use crate::program::{Options, Split};
 use crate::step::Step;
 use crate::types::{Scope, Space};
-
-/// An instruction over graph nodes, before values are assigned to memory.
-#[derive(Clone, Debug)]
-pub(crate) enum LinearInstr {
-    Compute(NodeId),
-    /// This worker's slice of a product with a sharded kernel.
-    SlicedProduct(NodeId),
-    /// Adds the partial products of all workers.
-    AddSlices(NodeId),
-    /// Copies `from` into `to`.
-    Copy {
-        from: NodeId,
-        to: Target,
-    },
-    Barrier(Scope),
-    AllReduce(NodeId),
-    ReplicaMean(NodeId),
-    SlicedGradient {
-        param: ParamId,
-        x: NodeId,
-        dy: NodeId,
-    },
-    /// Zeroes the gradient of a parameter that affects the loss only through its penalty.
-    Zero(ParamId),
-    Update,
-    Assign {
-        param: ParamId,
-        node: NodeId,
-    },
-    Fetch {
-        index: usize,
-        node: NodeId,
-    },
-}
-
-/// The destination of a copy.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Target {
-    /// The node's own buffer.
-    Node(NodeId),
-    /// `width` channels of a concatenation, starting at `offset`.
-    Slice { of: NodeId, offset: usize, width: usize },
-    /// A parameter's gradient.
-    Gradient(ParamId),
-}
-
-/// The memory block that a buffer belongs to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum BufferKind {
-    Arena,
-    Shared,
-    /// The block of rows that all workers of the device share.
-    Device,
-    Gradient(ParamId),
-}
 
 /// The lowered step.
 pub(crate) struct Lowered {
@@ -103,37 +53,6 @@ fn choose_split(instrs: &[LinearInstr], options: Options) -> Split {
         Split::Spatial if instrs.iter().all(only_computes) => Split::Spatial,
         _ => Split::Rows,
     }
-}
-
-/// Inserts a barrier between any two instructions: workers read what the others wrote, and buffers
-/// of dead values are reused.
-fn barrier_after_each(instrs: Vec<LinearInstr>) -> Vec<LinearInstr> {
-    let mut out = Vec::with_capacity(2 * instrs.len());
-    for instr in instrs {
-        if !out.is_empty() {
-            out.push(LinearInstr::Barrier(Scope::Device));
-        }
-        out.push(instr);
-    }
-    out
-}
-
-/// The readers of each node as `(reader, operand index)`, and the number of roots that refer to it.
-struct UseLists {
-    nodes: Vec<Vec<(NodeId, usize)>>,
-    roots: Vec<u32>,
-}
-
-fn use_lists(step: &Step, live: &[bool]) -> UseLists {
-    let mut nodes = vec![vec![]; live.len()];
-    for id in step.graph.ids().filter(|id| live[id.index()]) {
-        for (i, x) in step.graph.node(id).inputs.iter().enumerate() {
-            nodes[x.index()].push((id, i));
-        }
-    }
-    let mut roots = vec![0; live.len()];
-    step.roots().for_each(|r| roots[r.index()] += 1);
-    UseLists { nodes, roots }
 }
 
 /// Chooses the block of each buffer. Operands of collectives go to the shared block, rows that other
@@ -200,121 +119,6 @@ fn deferred_nodes(step: &Step, live: &[bool]) -> Vec<bool> {
     deferred
 }
 
-/// Orders the nodes so that each collective comes after everything that does not depend on it: the
-/// collectives of parallel branches then share a barrier.
-fn order_minimizing_barriers(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
-    let mut order = Vec::with_capacity(ids.len());
-    let mut pending = vec![false; g.nodes().len()];
-    while !ids.is_empty() {
-        let mut waiting = vec![];
-        let mut collectives = vec![];
-        for id in ids {
-            let node = g.node(id);
-            let blocked = node.inputs.iter().any(|x| pending[x.index()]);
-            let collective = matches!(node.op, Op::AllReduce { .. } | Op::ReplicaMean);
-            pending[id.index()] = blocked || collective;
-            match (blocked, collective) {
-                (true, _) => waiting.push(id),
-                (false, true) => collectives.push(id),
-                (false, false) => order.push(id),
-            }
-        }
-        collectives.iter().chain(&waiting).for_each(|id| pending[id.index()] = false);
-        order.extend(collectives);
-        ids = waiting;
-    }
-    order
-}
-
-struct Emitter<'a> {
-    g: &'a Graph,
-    views: &'a [View],
-    sharded: &'a ShardedDense,
-    instrs: Vec<LinearInstr>,
-    /// Position in `instrs` at which each node is complete.
-    done: Vec<usize>,
-    /// Position after the last barrier over a device, and over all workers.
-    device_barrier: usize,
-    all_barrier: usize,
-}
-
-impl Emitter<'_> {
-    fn barrier(&mut self, scope: Scope) {
-        self.instrs.push(LinearInstr::Barrier(scope));
-        self.device_barrier = self.instrs.len();
-        if scope == Scope::All {
-            self.all_barrier = self.instrs.len();
-        }
-    }
-
-    /// Emits a barrier over the scope, unless there is already one after position `produced`.
-    fn wait_for(&mut self, scope: Scope, produced: usize) {
-        let last = match scope {
-            Scope::Device => self.device_barrier,
-            Scope::All => self.all_barrier,
-        };
-        if produced >= last {
-            self.barrier(scope);
-        }
-    }
-
-    /// Emits a barrier over the device, unless all its workers are known to have completed the node's rows.
-    fn wait_for_rows(&mut self, id: NodeId) {
-        if !matches!(self.g.node(self.views[id.index()].root).op, Op::Feed { .. }) {
-            self.wait_for(Scope::Device, self.done[id.index()]);
-        }
-    }
-
-    /// Emits a product with a sharded kernel. Other workers read its operand and its result.
-    fn sliced_product(&mut self, id: NodeId) {
-        let node = self.g.node(id);
-        self.wait_for_rows(node.inputs[0]);
-        self.instrs.push(LinearInstr::SlicedProduct(id));
-        self.barrier(Scope::Device);
-        if let Op::Dot(_) = node.op {
-            self.instrs.push(LinearInstr::AddSlices(id));
-        }
-    }
-
-    fn node(&mut self, id: NodeId) {
-        let node = self.g.node(id);
-        let v = self.views[id.index()];
-        let is_view_of = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
-        match node.op {
-            Op::Feed { .. } | Op::Param { .. } => {}
-            _ if self.sharded.is_product(id) => self.sliced_product(id),
-            Op::AllReduce { scope } => {
-                self.wait_for(scope, self.done[node.inputs[0].index()]);
-                self.instrs.push(LinearInstr::AllReduce(id));
-            }
-            Op::ReplicaMean => {
-                self.wait_for(Scope::All, self.done[node.inputs[0].index()]);
-                self.instrs.push(LinearInstr::ReplicaMean(id));
-            }
-            Op::Reshape { .. } if v.root == id => {
-                self.instrs.push(LinearInstr::Copy { from: node.inputs[0], to: Target::Node(id) });
-            }
-            Op::Reshape { .. } => {}
-            Op::Slice { .. } if v.root != id => {}
-            Op::Concat { axis } if last_axis_rows(&node.ty, axis) => {
-                let mut offset = 0;
-                let mut copies = vec![];
-                for x in &node.inputs {
-                    let width = self.g.ty(*x).last();
-                    if !(is_view_of(*x, id) && self.views[x.index()].offset == offset) {
-                        let to = Target::Slice { of: id, offset, width };
-                        copies.push(LinearInstr::Copy { from: *x, to });
-                    }
-                    offset += width;
-                }
-                self.instrs.extend(copies);
-            }
-            _ => self.instrs.push(LinearInstr::Compute(id)),
-        }
-        self.done[id.index()] = self.instrs.len();
-    }
-}
-
 /// Whether an instruction reads a weight that the update writes.
 fn reads_trained(step: &Step, views: &[View], instr: &LinearInstr) -> bool {
     let trained = |id: &NodeId| match step.graph.node(views[id.index()].root).op {
@@ -353,15 +157,7 @@ fn order(
     sharded: &ShardedDense,
 ) -> Vec<LinearInstr> {
     let g = &step.graph;
-    let mut emitter = Emitter {
-        g,
-        views,
-        sharded,
-        instrs: vec![],
-        done: vec![0; live.len()],
-        device_barrier: 0,
-        all_barrier: 0,
-    };
+    let mut emitter = Emitter::new(g, views, sharded);
     let body = |id: &NodeId| live[id.index()] && !deferred[id.index()] && !sharded.is_gradient(*id);
     for id in order_minimizing_barriers(g, g.ids().filter(body).collect()) {
         emitter.node(id);

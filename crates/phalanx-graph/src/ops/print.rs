@@ -1,0 +1,118 @@
+//! Text form of ops.
+
+use super::{Epilogue, Op, PoolKind, ReduceKind};
+use std::fmt;
+
+impl Op {
+    /// The name of the op in programs and messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Feed { .. } => "feed",
+            Op::Param { .. } => "param",
+            Op::Const { .. } => "const",
+            Op::Unary(u) => u.name(),
+            Op::Binary(b) => b.name(),
+            Op::Select => "select",
+            Op::Fused(_) => "fused",
+            Op::Cast { .. } => "cast",
+            Op::Broadcast { .. } => "broadcast",
+            Op::Reduce { kind: ReduceKind::Sum, .. } => "reduce_sum",
+            Op::Reduce { kind: ReduceKind::Max, .. } => "reduce_max",
+            Op::SumRows => "sum_rows",
+            Op::Reshape { .. } => "reshape",
+            Op::Transpose { .. } => "transpose",
+            Op::Concat { .. } => "concat",
+            Op::Slice { .. } => "slice",
+            Op::Pad { .. } => "pad",
+            Op::Upsample { .. } => "upsample",
+            Op::UpsampleGrad { .. } => "upsample_grad",
+            Op::AffineSample(_) => "affine_sample",
+            Op::AffineSampleGrad(_) => "affine_sample_grad",
+            Op::Dot(_) => "dot",
+            Op::DotGradInput => "dot_grad_input",
+            Op::DotGradKernel => "dot_grad_kernel",
+            Op::Conv(..) => "conv",
+            Op::ConvGradInput(_) => "conv_grad_input",
+            Op::ConvGradKernel(_) => "conv_grad_kernel",
+            Op::Pool(PoolKind::Max, _) => "max_pool",
+            Op::Pool(PoolKind::Average, _) => "average_pool",
+            Op::PoolGrad(PoolKind::Max, _) => "max_pool_grad",
+            Op::PoolGrad(PoolKind::Average, _) => "average_pool_grad",
+            Op::Softmax => "softmax",
+            Op::LogSoftmax => "log_softmax",
+            Op::SparseXent => "sparse_xent",
+            Op::SparseXentGrad => "sparse_xent_grad",
+            Op::Gather => "gather",
+            Op::GatherGrad { .. } => "gather_grad",
+            Op::OneHot { .. } => "one_hot",
+            Op::ArgMax => "arg_max",
+            Op::InTopK { .. } => "in_top_k",
+            Op::ThresholdCounts { .. } => "threshold_counts",
+            Op::Dropout { .. } => "dropout",
+            Op::Uniform { .. } => "uniform",
+            Op::Moments => "moments",
+            Op::BatchStats { .. } => "batch_stats",
+            Op::BatchNorm(_) => "batch_norm",
+            Op::BatchNormGradSums(_) => "batch_norm_grad_sums",
+            Op::BatchNormGradInput(_) => "batch_norm_grad_input",
+            Op::AllReduce { .. } => "all_reduce",
+            Op::ReplicaMean => "replica_mean",
+        }
+    }
+}
+
+/// The name with its attributes, as programs print it.
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Op::Const { bits, .. } => write!(f, " {}", f64::from_bits(*bits)),
+            Op::Fused(tape) => write!(f, " {{{tape}}}"),
+            Op::Cast { dtype } => write!(f, " {dtype}"),
+            Op::Reduce { axes, .. } => write!(f, " axes={axes:?}"),
+            Op::Transpose { perm } => write!(f, " perm={perm:?}"),
+            Op::Concat { axis } => write!(f, " axis={axis}"),
+            Op::Slice { axis, start, len } => {
+                write!(f, " axis={axis} {start}..{}", start + len)
+            }
+            Op::Pad { before, after } => write!(f, " before={before:?} after={after:?}"),
+            Op::Upsample { size, bilinear } | Op::UpsampleGrad { size, bilinear } => {
+                write!(f, " {}x{}", size[0], size[1])?;
+                if *bilinear { f.write_str(" bilinear") } else { Ok(()) }
+            }
+            Op::AffineSample(geom) | Op::AffineSampleGrad(geom) => write!(f, " {geom}"),
+            Op::Dot(e) => e.fmt(f),
+            Op::Conv(geom, e) => {
+                write!(f, " {geom}")?;
+                e.fmt(f)
+            }
+            Op::ConvGradInput(geom) | Op::ConvGradKernel(geom) => write!(f, " {geom}"),
+            Op::Pool(_, geom) | Op::PoolGrad(_, geom) => write!(f, " {geom}"),
+            Op::GatherGrad { vocab } => write!(f, " vocab={vocab}"),
+            Op::OneHot { depth } => write!(f, " {depth}"),
+            Op::InTopK { k } => write!(f, " k={k}"),
+            Op::ThresholdCounts { n } => write!(f, " {n}"),
+            Op::Dropout { rate, key, .. } => write!(f, " rate={} key={key}", rate.get()),
+            Op::Uniform { key, .. } => write!(f, " key={key}"),
+            Op::BatchStats { scope, .. } => write!(f, " over={scope}"),
+            Op::BatchNorm(a) | Op::BatchNormGradSums(a) | Op::BatchNormGradInput(a) => {
+                write!(f, " epsilon={}", a.epsilon.get())?;
+                if a.relu { f.write_str(" +relu") } else { Ok(()) }
+            }
+            Op::AllReduce { scope } => write!(f, " over={scope}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Epilogue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.bias {
+            f.write_str(" +bias")?;
+        }
+        if self.relu {
+            f.write_str(" +relu")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! The memory plan: liveness, in-place reuse, and the arena offset of every buffer.
+
+mod buckets;
+mod liveness;
+mod placement;
+mod translate;
+
+use self::buckets::update_plan;
+use self::liveness::LiveRange;
+use self::translate::Writer;
+use crate::error::{GraphError, Result};
+use crate::graph::NodeId;
+use crate::lower::{BufferKind, LinearInstr, Lowered};
+use crate::ops::Op;
+use crate::program::{FetchPlan, Options, Program, Split};
+use crate::step::Step;
+use crate::types::Type;
+use crate::verify;
+use std::collections::HashMap;
+
+/// Alignment of every buffer in bytes: one cache line, one AVX-512 register.
+const ALIGN: usize = 64;
+
+/// Assigns memory to every value and builds the program.
+pub(crate) fn plan_memory(step: Step, lowered: Lowered, options: Options) -> Result<Program> {
+    let mut p = Planner::new(&step, &lowered, options);
+    p.check_addressable(options.max_batch)?;
+    p.compute_live_ranges();
+    p.reuse_in_place();
+    p.delay_reuse(options.reuse_delay);
+    let (offsets, mut memory) = p.offsets();
+    let partial_products = p.partial_products(&mut memory);
+    if cfg!(debug_assertions) {
+        p.check(&offsets, memory)?;
+    }
+    let mut w = Writer::new(&p, &offsets, partial_products);
+    let mut operands = HashMap::new();
+    let mut instrs = Vec::with_capacity(lowered.instrs.len());
+    for instr in &lowered.instrs {
+        match instr {
+            // With a single device the update itself computes the slices: no other device reads them.
+            LinearInstr::SlicedGradient { param, x, dy } if options.mesh.devices == 1 => {
+                operands.insert(*param, (w.value(*x), w.value(*dy)));
+            }
+            _ => instrs.push(w.instr(instr)?),
+        }
+    }
+    let values = w.values;
+    let fetches = step
+        .fetches
+        .iter()
+        .map(|f| FetchPlan { name: f.name.clone(), ty: step.graph.ty(f.node).clone() })
+        .collect();
+    let update = update_plan(&step, &lowered, &operands);
+    let program = Program {
+        name: step.name.clone(),
+        options,
+        split: lowered.split,
+        params: step.graph.params().to_vec(),
+        feeds: step.graph.feeds().to_vec(),
+        fetches,
+        scopes: step.graph.scopes().to_vec(),
+        values,
+        instrs,
+        update,
+        memory,
+    };
+    verify::check(&program)?;
+    Ok(program)
+}
+
+/// The buffers of a step while memory is assigned to them.
+struct Planner<'a> {
+    step: &'a Step,
+    lowered: &'a Lowered,
+    max_rows: usize,
+    /// Maximum number of rows per device.
+    device_rows: usize,
+    /// Live range of each root's buffer.
+    live_ranges: Vec<Option<LiveRange>>,
+    /// The buffer of each root after in-place merging.
+    buffer: Vec<NodeId>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(step: &'a Step, lowered: &'a Lowered, options: Options) -> Planner<'a> {
+        let device_rows = options.mesh.max_device_rows(options.max_batch);
+        Planner {
+            step,
+            lowered,
+            max_rows: match lowered.split {
+                Split::Rows => options.mesh.max_rows(options.max_batch),
+                Split::Spatial => device_rows,
+            },
+            device_rows,
+            live_ranges: vec![None; step.graph.nodes().len()],
+            buffer: step.graph.ids().collect(),
+        }
+    }
+
+    /// Fails if the total size of all values overflows, so that no later sum of sizes can.
+    fn check_addressable(&self, max_batch: usize) -> Result<()> {
+        let bytes = |ty: &Type| {
+            let rows = if ty.is_rows() { self.device_rows } else { 1 };
+            (ty.len() * ty.dtype.bytes()).checked_mul(rows)?.checked_add(ALIGN)
+        };
+        let add = |sum: usize, ty: &Type| sum.checked_add(bytes(ty)?);
+        let types = self.step.graph.nodes().iter().map(|n| &n.ty);
+        let total = types.into_iter().try_fold(0, add);
+        if total.is_some_and(|n| isize::try_from(n).is_ok()) {
+            return Ok(());
+        }
+        let expected = "activations that can be addressed";
+        let received = format!("a batch of {max_batch}");
+        Err(GraphError::mismatch(format!("program '{}'", self.step.name), expected, received))
+    }
+
+    fn root(&self, id: NodeId) -> NodeId {
+        self.lowered.views[id.index()].root
+    }
+
+    fn bytes(&self, root: NodeId) -> usize {
+        let rows = match self.lowered.kinds[root.index()] {
+            BufferKind::Device => self.device_rows,
+            _ => self.max_rows,
+        };
+        self.bytes_of(self.step.graph.ty(root), rows)
+    }
+
+    fn bytes_of(&self, ty: &Type, rows: usize) -> usize {
+        let rows = if ty.is_rows() { rows } else { 1 };
+        (ty.len() * rows * ty.dtype.bytes()).next_multiple_of(ALIGN).max(ALIGN)
+    }
+
+    /// Whether the root is stored in the arena, the shared block or the device's block.
+    fn buffered(&self, root: NodeId) -> bool {
+        !matches!(self.step.graph.node(root).op, Op::Feed { .. } | Op::Param { .. })
+            && !matches!(self.lowered.kinds[root.index()], BufferKind::Gradient(_))
+    }
+}

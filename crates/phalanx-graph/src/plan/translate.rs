@@ -1,0 +1,165 @@
+//! Translation of instructions over graph nodes into instructions over values.
+
+use super::Planner;
+use crate::error::{GraphError, Result};
+use crate::graph::{NodeId, ParamId};
+use crate::lower::{BufferKind, LinearInstr, Target};
+use crate::ops::Op;
+use crate::program::{Instr, Location, Value, ValueId};
+use crate::types::{DType, Space, Type};
+use std::collections::HashMap;
+
+/// Translates instructions and numbers values in order of appearance.
+pub(super) struct Writer<'a, 'b> {
+    p: &'b Planner<'a>,
+    offsets: &'b [usize],
+    /// Offset of the partial product of each sharded product.
+    partial_products: HashMap<NodeId, usize>,
+    pub values: Vec<Value>,
+    known: HashMap<NodeId, ValueId>,
+}
+
+impl<'a, 'b> Writer<'a, 'b> {
+    pub fn new(
+        p: &'b Planner<'a>,
+        offsets: &'b [usize],
+        partial_products: HashMap<NodeId, usize>,
+    ) -> Writer<'a, 'b> {
+        Writer { p, offsets, partial_products, values: vec![], known: HashMap::new() }
+    }
+
+    fn add(&mut self, value: Value) -> ValueId {
+        self.values.push(value);
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    fn location(&self, root: NodeId) -> Location {
+        match self.p.step.graph.node(root).op {
+            Op::Feed { id } => Location::Feed(id),
+            Op::Param { id } => Location::Param(id),
+            _ => {
+                let offset = self.offsets[self.p.buffer[root.index()].index()];
+                match self.p.lowered.kinds[root.index()] {
+                    BufferKind::Arena => Location::Arena(offset),
+                    BufferKind::Shared => Location::Shared(offset),
+                    BufferKind::Device => Location::Device(offset),
+                    BufferKind::Gradient(p) => Location::Gradient(p),
+                }
+            }
+        }
+    }
+
+    /// The value of a node.
+    pub fn value(&mut self, id: NodeId) -> ValueId {
+        if let Some(v) = self.known.get(&id) {
+            return *v;
+        }
+        let view = self.p.lowered.views[id.index()];
+        let ty = self.p.step.graph.ty(id).clone();
+        let location = self.location(view.root);
+        let new = self.add(Value { ty, location, offset: view.offset, ld: view.ld });
+        self.known.insert(id, new);
+        new
+    }
+
+    /// The gradient buffer of a parameter.
+    fn gradient(&mut self, p: ParamId) -> ValueId {
+        let dims = self.p.step.graph.params()[p.index()].dims.clone();
+        let ty = Type::new(DType::F32, Space::Partial, dims);
+        let ld = ty.last();
+        self.add(Value { ty, location: Location::Gradient(p), offset: 0, ld })
+    }
+
+    /// This worker's partial product of a sharded product.
+    fn partial_product(&mut self, id: NodeId) -> ValueId {
+        let ty = self.p.step.graph.ty(id).clone();
+        let (location, ld) = (Location::Shared(self.partial_products[&id]), ty.last());
+        self.add(Value { ty, location, offset: 0, ld })
+    }
+
+    fn compute(&mut self, id: NodeId) -> Result<Instr> {
+        let node = self.p.step.graph.node(id);
+        if matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Select) {
+            let text = format!("{} left unfused", node.op.name());
+            return Err(GraphError::internal("plan", text));
+        }
+        let inputs = node.inputs.iter().map(|x| self.value(*x)).collect();
+        let output = self.value(id);
+        Ok(Instr::Compute { op: node.op.clone(), inputs, output, scope: node.scope })
+    }
+
+    fn sliced_product(&mut self, id: NodeId) -> Instr {
+        let node = self.p.step.graph.node(id);
+        let (x, kernel) = (self.value(node.inputs[0]), self.value(node.inputs[1]));
+        let scope = node.scope;
+        match node.op {
+            Op::Dot(_) => Instr::SlicedDot { x, kernel, output: self.partial_product(id), scope },
+            _ => Instr::SlicedGradInput { dy: x, kernel, output: self.value(id), scope },
+        }
+    }
+
+    fn add_slices(&mut self, id: NodeId) -> Result<Instr> {
+        let node = self.p.step.graph.node(id);
+        let Op::Dot(epilogue) = node.op else {
+            return Err(GraphError::internal("plan", "dot expected"));
+        };
+        let bias = node.inputs.get(2).map(|b| self.value(*b));
+        let (input, output) = (self.partial_product(id), self.value(id));
+        Ok(Instr::AddSlices { input, bias, relu: epilogue.relu, output, scope: node.scope })
+    }
+
+    fn copy(&mut self, from: NodeId, to: Target) -> Instr {
+        let input = self.value(from);
+        let output = match to {
+            Target::Node(id) => self.value(id),
+            Target::Slice { of, offset, width } => {
+                let mut ty = self.p.step.graph.ty(of).clone();
+                let ld = ty.last();
+                *ty.dims.last_mut().expect("a channel axis") = width;
+                let location = self.location(of);
+                self.add(Value { ty, location, offset, ld })
+            }
+            Target::Gradient(p) => self.gradient(p),
+        };
+        Instr::Copy { input, output }
+    }
+
+    /// Translates one instruction.
+    pub fn instr(&mut self, instr: &LinearInstr) -> Result<Instr> {
+        let g = &self.p.step.graph;
+        Ok(match instr {
+            LinearInstr::Compute(id) => self.compute(*id)?,
+            LinearInstr::SlicedProduct(id) => self.sliced_product(*id),
+            LinearInstr::AddSlices(id) => self.add_slices(*id)?,
+            LinearInstr::Copy { from, to } => self.copy(*from, *to),
+            LinearInstr::Zero(p) => {
+                let output = self.gradient(*p);
+                let dims = g.params()[p.index()].dims.clone();
+                let op = Op::Const { bits: 0f64.to_bits(), dims };
+                Instr::Compute { op, inputs: vec![], output, scope: 0 }
+            }
+            LinearInstr::Barrier(scope) => Instr::Barrier(*scope),
+            LinearInstr::AllReduce(id) => {
+                let Op::AllReduce { scope } = g.node(*id).op else {
+                    return Err(GraphError::internal("plan", "all_reduce expected"));
+                };
+                let input = self.value(g.node(*id).inputs[0]);
+                Instr::AllReduce { scope, input, output: self.value(*id) }
+            }
+            LinearInstr::ReplicaMean(id) => {
+                let input = self.value(g.node(*id).inputs[0]);
+                Instr::ReplicaMean { input, output: self.value(*id) }
+            }
+            LinearInstr::SlicedGradient { param, x, dy } => {
+                Instr::SlicedGradient { param: *param, x: self.value(*x), dy: self.value(*dy) }
+            }
+            LinearInstr::Update => Instr::Update,
+            LinearInstr::Assign { param, node } => {
+                Instr::Assign { param: *param, value: self.value(*node) }
+            }
+            LinearInstr::Fetch { index, node } => {
+                Instr::Fetch { index: *index, value: self.value(*node) }
+            }
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! The devices and workers of a program, and how they share the rows of a batch.
+
+use std::ops::Range;
+
+/// Total workers of a mesh with [`Mesh::fixed`] shards; 1, 2, 4 or 8 devices share them.
+pub const SHARDS: usize = 8;
+
+/// The devices and workers that a program is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// Number of devices, that is, replicas.
+    pub devices: usize,
+    /// Workers per device.
+    pub workers: usize,
+    /// Whether rows are always split into [`SHARDS`] shards and sums are trees over them, so that
+    /// results do not depend on the number of devices.
+    pub fixed: bool,
+}
+
+impl Mesh {
+    /// A mesh of `devices` with `workers` each.
+    pub const fn new(devices: usize, workers: usize) -> Mesh {
+        Mesh { devices, workers, fixed: false }
+    }
+
+    /// A fixed mesh of [`SHARDS`] workers over `devices`; `None` unless `devices` divides them.
+    pub fn fixed(devices: usize) -> Option<Mesh> {
+        let divides = devices > 0 && SHARDS.is_multiple_of(devices);
+        divides.then(|| Mesh { devices, workers: SHARDS / devices, fixed: true })
+    }
+
+    /// Total number of workers.
+    pub fn len(&self) -> usize {
+        self.devices * self.workers
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rows of worker `worker` of device `device`. The batch is split as evenly as possible, first
+    /// over devices, then over a device's workers; a fixed mesh splits it over all workers at once.
+    pub fn rows(&self, rows: usize, device: usize, worker: usize) -> Range<usize> {
+        if self.fixed {
+            return split_range(0..rows, self.len(), device * self.workers + worker);
+        }
+        split_range(self.device_rows(rows, device), self.workers, worker)
+    }
+
+    /// The rows of a device.
+    pub fn device_rows(&self, rows: usize, device: usize) -> Range<usize> {
+        if self.fixed {
+            let last = self.rows(rows, device, self.workers - 1);
+            return self.rows(rows, device, 0).start..last.end;
+        }
+        split_range(0..rows, self.devices, device)
+    }
+
+    /// The rows of consecutive devices.
+    pub fn rows_of(&self, rows: usize, devices: Range<usize>) -> Range<usize> {
+        if devices.is_empty() {
+            return 0..0;
+        }
+        let last = self.device_rows(rows, devices.end - 1);
+        self.device_rows(rows, devices.start).start..last.end
+    }
+
+    /// The maximum number of rows of a device; the first devices get the remainder.
+    pub fn max_device_rows(&self, rows: usize) -> usize {
+        self.device_rows(rows, 0).len()
+    }
+
+    /// The maximum number of rows of a worker.
+    pub fn max_rows(&self, rows: usize) -> usize {
+        rows.div_ceil(self.devices).div_ceil(self.workers)
+    }
+}
+
+/// Part `i` of `n` of a range. The first parts are one longer if the range does not divide evenly.
+pub fn split_range(range: Range<usize>, n: usize, i: usize) -> Range<usize> {
+    let (len, start) = (range.len(), range.start);
+    let (each, extra) = (len / n, len % n);
+    let begin = start + i * each + i.min(extra);
+    begin..begin + each + usize::from(i < extra)
+}
+
+/// How the work of a device is split among its workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Each worker has its own rows of the batch and its own memory.
+    Rows,
+    /// All workers share one memory and process all rows of the device, each its own lines of every
+    /// value (the first axis after the rows), with a barrier after every instruction.
+    Spatial,
+}
+
+impl Split {
+    /// Spatial splitting pays off if a device has fewer rows than workers.
+    pub fn of(mesh: Mesh, rows: usize) -> Split {
+        let fewer_rows = rows.div_ceil(mesh.devices.max(1)) < mesh.workers;
+        if fewer_rows { Split::Spatial } else { Split::Rows }
+    }
+}
