@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use phalanx_cpu::kernels::{conv, dot};
 use phalanx_cpu::simd::Isa;
-use phalanx_graph::{ConvGeom, Padding};
+use phalanx_graph::{ConvGeom, Padding, Window};
 
 /// Seconds spent on each measurement.
 const SECONDS: f64 = 0.15;
@@ -57,8 +57,9 @@ fn bench_conv(
     padding: Padding,
 ) {
     let ([cin, cout], [kernel, stride]) = (channels, window);
-    let geom = ConvGeom::new([size, size, cin], cout, [kernel; 2], [stride; 2], [1, 1], padding, 1)
-        .expect("the window fits");
+    let geom =
+        ConvGeom::new([size, size, cin], cout, Window::new([kernel; 2], [stride; 2], padding))
+            .expect("the window fits");
     let mut x = Buffer::new(rows * geom.input_len());
     let mut y = Buffer::new(rows * geom.output_len());
     let mut w = Buffer::new(geom.kernel_dims().iter().product());

@@ -13,6 +13,28 @@ pub enum Padding {
     Same,
 }
 
+/// The window of a 2-D window op, before its padding is resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// Height and width.
+    pub kernel: [usize; 2],
+    /// Vertical and horizontal stride.
+    pub stride: [usize; 2],
+    /// Distance between adjacent taps.
+    pub dilation: [usize; 2],
+    /// Padding mode.
+    pub padding: Padding,
+    /// Channel groups.
+    pub groups: usize,
+}
+
+impl Window {
+    /// A window without dilation and groups.
+    pub fn new(kernel: [usize; 2], stride: [usize; 2], padding: Padding) -> Window {
+        Window { kernel, stride, dilation: [1, 1], padding, groups: 1 }
+    }
+}
+
 /// The geometry of a 2-D window op, without the number of rows. The layout is NHWC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConvGeom {
@@ -35,15 +57,8 @@ pub struct ConvGeom {
 impl ConvGeom {
     /// Resolves padding and output size along both axes. Returns `None` if the window does not fit, or if
     /// a kernel size, stride, dilation or `groups` is zero.
-    pub fn new(
-        input: [usize; 3],
-        filters: usize,
-        kernel: [usize; 2],
-        stride: [usize; 2],
-        dilation: [usize; 2],
-        padding: Padding,
-        groups: usize,
-    ) -> Option<ConvGeom> {
+    pub fn new(input: [usize; 3], filters: usize, window: Window) -> Option<ConvGeom> {
+        let Window { kernel, stride, dilation, padding, groups } = window;
         let mut output = [0, 0, filters];
         let mut pad = [0, 0];
         if groups == 0 || [kernel, stride, dilation].iter().flatten().any(|n| *n == 0) {
@@ -158,10 +173,8 @@ mod tests {
 
     #[test]
     fn geometries_with_invalid_sizes_are_rejected() {
-        let sizes = ([6, 6, 4], 8, [3, 3], [1, 1], [1, 1], Padding::Same, 2);
-        let (input, filters, kernel, stride, dilation, padding, groups) = sizes;
-        let good =
-            ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups).unwrap();
+        let window = Window::new([3, 3], [1, 1], Padding::Same);
+        let good = ConvGeom::new([6, 6, 4], 8, Window { groups: 2, ..window }).unwrap();
         good.check().unwrap();
         let half = usize::MAX / 2 + 1;
         let bad: [fn(&mut ConvGeom, usize); 9] = [
@@ -180,13 +193,14 @@ mod tests {
             change(&mut geom, half);
             assert!(geom.check().is_err(), "{geom:?}");
         }
-        let none = |kernel, stride, groups| {
-            ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups)
-        };
-        assert_eq!(none([0, 3], stride, 1), None);
-        assert_eq!(none(kernel, [1, 0], 1), None);
-        assert_eq!(none(kernel, stride, 0), None);
-        let reach = ConvGeom::new([half, 6, 4], 8, kernel, [3, 1], dilation, padding, 1);
+        for window in [
+            Window { kernel: [0, 3], ..window },
+            Window { stride: [1, 0], ..window },
+            Window { groups: 0, ..window },
+        ] {
+            assert_eq!(ConvGeom::new([6, 6, 4], 8, window), None);
+        }
+        let reach = ConvGeom::new([half, 6, 4], 8, Window { stride: [3, 1], ..window });
         assert!(reach.is_none_or(|g| g.check().is_err()));
     }
 
@@ -200,9 +214,9 @@ mod tests {
             (8, 1, 2, 1, Padding::Valid),
             (6, 2, 2, 1, Padding::Same),
         ] {
-            let (size, strides, dilations) = ([kernel; 2], [stride; 2], [dilation; 2]);
-            let full = ConvGeom::new([height, height, 4], 8, size, strides, dilations, padding, 1)
-                .unwrap();
+            let window = Window::new([kernel; 2], [stride; 2], padding);
+            let window = Window { dilation: [dilation; 2], ..window };
+            let full = ConvGeom::new([height, height, 4], 8, window).unwrap();
             // The input line that a tap of an output line reads; `None` in the padding.
             let tap = |g: &ConvGeom, line: usize, k: usize| {
                 (line * g.stride[0] + k * g.dilation[0])

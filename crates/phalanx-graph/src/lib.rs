@@ -27,7 +27,7 @@ pub mod update;
 mod verify;
 
 pub use error::{GraphError, Result};
-pub use geometry::{ConvGeom, Padding};
+pub use geometry::{ConvGeom, Padding, Window};
 pub use graph::{FeedId, FeedSpec, Graph, Node, NodeId, ParamId, ParamSpec};
 pub use ops::Op;
 pub use program::{Mesh, Options, Program};

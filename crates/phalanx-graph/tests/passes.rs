@@ -11,7 +11,7 @@ use phalanx_graph::passes::{fuse_elementwise, fuse_epilogues, optimize, simplify
 use phalanx_graph::program::{Instr, Location, Policy};
 use phalanx_graph::{
     ConvGeom, Fetch, Gradient, Graph, Mesh, NodeId, Op, Options, Padding, Program, Scope, Step,
-    Type,
+    Type, Window,
 };
 use std::path::Path;
 
@@ -126,7 +126,7 @@ fn repeated_and_dead_computation_is_removed() {
 fn products(extra_user: bool) -> Step {
     let mut g = Graph::new();
     let x = rows(&mut g, &[4, 4, 3]);
-    let geom = ConvGeom::new([4, 4, 3], 5, [3, 3], [1, 1], [1, 1], Padding::Same, 1).unwrap();
+    let geom = ConvGeom::new([4, 4, 3], 5, Window::new([3, 3], [1, 1], Padding::Same)).unwrap();
     let kernels = [param(&mut g, "conv", &geom.kernel_dims()), param(&mut g, "dot", &[3, 5])];
     let ops = [Op::Conv(geom, Epilogue::default()), Op::Dot(Epilogue::default())];
     let mut fetched = vec![];
@@ -284,7 +284,7 @@ fn concatenated_chain(order: &[usize], conv: bool) -> Program {
     for i in 0..2 {
         let name = format!("w{i}");
         let (op, dims) = if conv {
-            let geom = ConvGeom::new([4, 4, 3], 3, [3, 3], [1, 1], [1, 1], Padding::Same, 1);
+            let geom = ConvGeom::new([4, 4, 3], 3, Window::new([3, 3], [1, 1], Padding::Same));
             let geom = geom.unwrap();
             let dims = geom.kernel_dims().to_vec();
             (Op::Conv(geom, Epilogue::default()), dims)

@@ -10,7 +10,7 @@ use phalanx_graph::ops::{
     BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
 };
 use phalanx_graph::passes::fuse_epilogues;
-use phalanx_graph::{ConvGeom, Fetch, NodeId, Op, Padding, Scope, Space, Step};
+use phalanx_graph::{ConvGeom, Fetch, NodeId, Op, Padding, Scope, Space, Step, Window};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
@@ -109,15 +109,16 @@ impl RandomGraph {
         match kind {
             5 if small => {
                 let (kernel, filters) = ([1 + 2 * pick(2); 2], 1 + pick(19));
-                let geom = ConvGeom::new(input, filters, kernel, [1, 1], [1, 1], Padding::Same, 1);
-                let geom = geom.expect("fits");
+                let window = Window::new(kernel, [1, 1], Padding::Same);
+                let geom = ConvGeom::new(input, filters, window).expect("fits");
                 let w = self.b.param(&geom.kernel_dims());
                 self.push(Op::Conv(geom, Epilogue::default()), &[x, w]);
             }
             6 => {
-                let geom = ConvGeom::new(input, input[2], [2, 2], [2, 2], [1, 1], Padding::Same, 1);
+                let window = Window::new([2, 2], [2, 2], Padding::Same);
+                let geom = ConvGeom::new(input, input[2], window).expect("fits");
                 let kind = [PoolKind::Max, PoolKind::Average][pick(2)];
-                self.push(Op::Pool(kind, geom.expect("fits")), &[x]);
+                self.push(Op::Pool(kind, geom), &[x]);
             }
             17 if small => {
                 self.push(Op::Upsample { size: [1, 2], bilinear: pick(2) == 1 }, &[x]);

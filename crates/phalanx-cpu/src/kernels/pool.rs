@@ -350,7 +350,7 @@ impl<const ADD: bool> PerWindow for AverageGrad<ADD> {
 mod tests {
     use super::*;
     use crate::kernels::math::testing::{close, numbers, spread, unspread};
-    use phalanx_graph::Padding;
+    use phalanx_graph::{Padding, Window};
 
     /// Input elements of each output's window, in row-major order.
     fn windows(g: &ConvGeom, rows: usize) -> Vec<Vec<usize>> {
@@ -387,7 +387,8 @@ mod tests {
             ] {
                 for padding in [Padding::Valid, Padding::Same] {
                     let input = [size[0], size[1], c];
-                    all.extend(ConvGeom::new(input, c, kernel, stride, dilation, padding, 1));
+                    let window = Window { kernel, stride, dilation, padding, groups: 1 };
+                    all.extend(ConvGeom::new(input, c, window));
                 }
             }
         }
@@ -447,7 +448,7 @@ mod tests {
 
     #[test]
     fn nan_wins() {
-        let g = ConvGeom::new([2, 2, 1], 1, [2, 2], [2, 2], [1, 1], Padding::Valid, 1).unwrap();
+        let g = ConvGeom::new([2, 2, 1], 1, Window::new([2, 2], [2, 2], Padding::Valid)).unwrap();
         for isa in Isa::available() {
             let x = [1.0, f32::NAN, 5.0, f32::NAN];
             let (mut y, mut dx, dy) = ([0.0], [9.0; 4], [3.0]);

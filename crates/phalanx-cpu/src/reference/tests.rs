@@ -6,7 +6,7 @@ use phalanx_graph::ops::{
     Access, BatchNormAttrs, Binary, Epilogue, FillMode, Instr, PoolKind, ReduceKind, SampleGeom,
     Tape, Unary,
 };
-use phalanx_graph::{ConvGeom, DType, Padding, Scope, Space, rng};
+use phalanx_graph::{ConvGeom, DType, Padding, Scope, Space, Window, rng};
 
 /// Builds a graph with feeds, applies ops and evaluates the last node. Values have a leading axis of rows.
 struct Bench {
@@ -70,7 +70,7 @@ fn geom(
     stride: usize,
     padding: Padding,
 ) -> ConvGeom {
-    ConvGeom::new(input, filters, [kernel; 2], [stride; 2], [1, 1], padding, 1).expect("fits")
+    ConvGeom::new(input, filters, Window::new([kernel; 2], [stride; 2], padding)).expect("fits")
 }
 
 fn count(n: usize) -> Vec<f64> {
@@ -183,7 +183,8 @@ fn convolution_orders_taps_channels_and_groups() {
     // Two taps, two channels in, one out: 1·x[p,0] + 10·x[p,1] + 100·x[p+1,0] + 1000·x[p+1,1].
     let w = b.mirrored(&[1, 2, 2, 1], &[1.0, 10.0, 100.0, 1000.0]);
     let g = |filters, dilation, groups| {
-        ConvGeom::new([1, 3, 2], filters, [1, 2], [1, 1], dilation, Padding::Valid, groups)
+        let window = Window::new([1, 2], [1, 1], Padding::Valid);
+        ConvGeom::new([1, 3, 2], filters, Window { dilation, groups, ..window })
     };
     let conv = |g: Option<ConvGeom>| Op::Conv(g.expect("fits"), Epilogue::default());
     close(&b.floats(conv(g(1, [1, 1], 1)), &[x, w]), &[4321.0, 6543.0]);

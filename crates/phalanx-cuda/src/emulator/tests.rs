@@ -3,7 +3,7 @@
 use super::*;
 use crate::launch::{Elem, Span};
 use crate::work_item::{Conv, Gemm, Images, Matrix, Pass};
-use phalanx_graph::{ConvGeom, Padding};
+use phalanx_graph::{ConvGeom, Padding, Window};
 
 const BYTES: usize = 4096;
 const X: Ptr = Ptr { replica: 0, block: Block::Params, offset: 0 };
@@ -351,7 +351,8 @@ fn matrices_are_multiplied() {
 fn convolutions_and_their_gradients() {
     let mut gpu = gpu(None);
     // Two groups of one channel, windows of one line and two columns, one image of 1x3.
-    let geom = ConvGeom::new([1, 3, 2], 2, [1, 2], [1, 1], [1, 1], Padding::Same, 2).unwrap();
+    let window = Window { groups: 2, ..Window::new([1, 2], [1, 1], Padding::Same) };
+    let geom = ConvGeom::new([1, 3, 2], 2, window).unwrap();
     let (x, w, y) = (X, X.add(1024), X.add(2048));
     let images = |at, ld| Images { at, elem: Elem::F32, ld };
     let conv = |pass, x, w, y| {

@@ -143,13 +143,13 @@ pub(crate) fn pool_grad(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_graph::Padding;
+    use phalanx_graph::{Padding, Window};
 
     #[test]
     fn windows_with_gaps_or_overlaps_do_not_tile_the_input() {
         let geom = |size, kernel, stride, padding| {
             let (k, s) = ([kernel, kernel], [stride, stride]);
-            ConvGeom::new([size, size, 4], 4, k, s, [1, 1], padding, 1).unwrap()
+            ConvGeom::new([size, size, 4], 4, Window::new(k, s, padding)).unwrap()
         };
         assert!(windows_tile_input(&geom(8, 2, 2, Padding::Valid)));
         assert!(windows_tile_input(&geom(7, 7, 7, Padding::Valid)));
@@ -163,7 +163,7 @@ mod tests {
     fn bands_follow_from_batch_and_memory() {
         let geom = |size, channels, kernel| {
             let (k, s) = ([kernel, kernel], [2, 2]);
-            ConvGeom::new([size, size, channels], channels, k, s, [1, 1], Padding::Valid, 1)
+            ConvGeom::new([size, size, channels], channels, Window::new(k, s, Padding::Valid))
                 .unwrap()
         };
         let bands = |size, channels, rows| Bands::new(&geom(size, channels, 3), rows, 4).unwrap();
@@ -218,7 +218,8 @@ mod tests {
             ] {
                 for padding in [Padding::Valid, Padding::Same] {
                     let input = [size[0], size[1], 3];
-                    let g = ConvGeom::new(input, 3, kernel, stride, dilation, padding, 1);
+                    let window = Window { kernel, stride, dilation, padding, groups: 1 };
+                    let g = ConvGeom::new(input, 3, window);
                     g.iter().for_each(|g| SEEDS.into_iter().for_each(|seed| check(seed, g)));
                 }
             }

@@ -2,7 +2,7 @@
 //! access memory out of bounds.
 
 use super::*;
-use crate::geometry::{ConvGeom, Padding};
+use crate::geometry::{ConvGeom, Padding, Window};
 use crate::graph::{FeedId, Graph, NodeId};
 use crate::ops::{Epilogue, Instr as TapeStep, PoolKind, Tape, Unary};
 use crate::program::{Mesh, Options};
@@ -240,7 +240,8 @@ fn attributes_that_overflow_are_rejected() {
     assert!(rejected(&Op::Slice { axis: 0, start: usize::MAX, len: 2 }));
     let long = Type::rows([1 << 47]);
     assert!(Op::Concat { axis: 0 }.infer(&vec![&long; 1 << 17]).is_err());
-    let mut geom = ConvGeom::new([4, 4, 2], 2, [2, 2], [2, 2], [1, 1], Padding::Valid, 1).unwrap();
+    let mut geom =
+        ConvGeom::new([4, 4, 2], 2, Window::new([2, 2], [2, 2], Padding::Valid)).unwrap();
     assert!(!rejected(&Op::Pool(PoolKind::Max, geom)));
     geom.pad = [half, 0];
     assert!(rejected(&Op::Pool(PoolKind::Max, geom)));
@@ -248,7 +249,7 @@ fn attributes_that_overflow_are_rejected() {
 
 #[test]
 fn operands_that_a_kernel_would_misread_are_rejected() {
-    let geom = ConvGeom::new([4, 4, 2], 2, [2, 2], [2, 2], [1, 1], Padding::Valid, 1).unwrap();
+    let geom = ConvGeom::new([4, 4, 2], 2, Window::new([2, 2], [2, 2], Padding::Valid)).unwrap();
     let (image, small) = (Type::rows([4, 4, 2]), Type::rows([2, 2, 2]));
     let grad = Op::PoolGrad(PoolKind::Max, geom);
     grad.infer(&[&image, &small, &small]).unwrap();

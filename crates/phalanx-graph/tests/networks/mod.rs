@@ -7,7 +7,8 @@ use phalanx_graph::ops::{BatchNormAttrs, Epilogue, PoolKind, Unary};
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::update::{Clip, RuleBuilder, Slot, SlotInit, UpdateRule};
 use phalanx_graph::{
-    ConvGeom, DType, Fetch, Gradient, Graph, NodeId, Op, Padding, ParamId, Scope, Space, Step, Type,
+    ConvGeom, DType, Fetch, Gradient, Graph, NodeId, Op, Padding, ParamId, Scope, Space, Step,
+    Type, Window,
 };
 
 /// `m = 0.9 m - rate g`, `w = w + m`; the rate is a scalar of the step.
@@ -95,7 +96,7 @@ impl Net {
         let dims = self.g.ty(x).dims.clone();
         let input = [dims[0], dims[1], dims[2]];
         let (kernel, stride) = ([kernel; 2], [stride; 2]);
-        let geom = ConvGeom::new(input, filters, kernel, stride, [1, 1], Padding::Same, 1);
+        let geom = ConvGeom::new(input, filters, Window::new(kernel, stride, Padding::Same));
         let geom = geom.expect("fits");
         let w = self.param(&format!("{name}/kernel"), &geom.kernel_dims());
         self.push(Op::Conv(geom, Epilogue::default()), &[x, w])
@@ -252,7 +253,7 @@ fn convolutions(mut net: Net, dropout: bool, rule: UpdateRule, penalty: (f32, f3
     let right = net.relu(right);
     net.g.enter("joined");
     let joined = net.push(Op::Concat { axis: 2 }, &[left, right]);
-    let geom = ConvGeom::new([6, 6, 7], 7, [2, 2], [2, 2], [1, 1], Padding::Valid, 1);
+    let geom = ConvGeom::new([6, 6, 7], 7, Window::new([2, 2], [2, 2], Padding::Valid));
     let pooled = net.push(Op::Pool(PoolKind::Max, geom.expect("fits")), &[joined]);
     let strided = net.conv("strided", joined, 7, 3, 2);
     net.g.enter("sum");

@@ -4,7 +4,7 @@ use super::{Build, Case, case};
 use phalanx_graph::ops::{
     BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
 };
-use phalanx_graph::{ConvGeom, NodeId, Op, Padding, Scope};
+use phalanx_graph::{ConvGeom, NodeId, Op, Padding, Scope, Window};
 
 const UNARY: [(Unary, (f64, f64)); 17] = [
     (Unary::Neg, (-1.0, 1.0)),
@@ -217,8 +217,8 @@ pub fn conv_cases() -> Vec<Case> {
     for (name, (input, filters, kernel, stride, dilation, groups)) in shapes {
         for padding in [Padding::Valid, Padding::Same] {
             for e in EPILOGUES {
-                let g = ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups);
-                let g = g.expect("fits");
+                let window = Window { kernel, stride, dilation, padding, groups };
+                let g = ConvGeom::new(input, filters, window).expect("fits");
                 cases.push(case(format!("conv {name} {padding:?}{e}"), move |b| {
                     product(b, Op::Conv(g, e), e, &input, &g.kernel_dims())
                 }));
@@ -234,7 +234,7 @@ pub fn pool_cases() -> Vec<Case> {
     for kind in [PoolKind::Max, PoolKind::Average] {
         for padding in [Padding::Valid, Padding::Same] {
             for (kernel, stride) in shapes {
-                let g = ConvGeom::new([4, 5, 2], 2, kernel, stride, [1, 1], padding, 1);
+                let g = ConvGeom::new([4, 5, 2], 2, Window::new(kernel, stride, padding));
                 let g = g.expect("fits");
                 let name = format!("{kind:?} pool {kernel:?} by {stride:?} {padding:?}");
                 cases.push(case(name, move |b| {
@@ -379,7 +379,7 @@ pub fn shared_cases() -> Vec<Case> {
 fn convolved(b: &mut Build) -> [NodeId; 2] {
     let x = b.rows(&[3, 3, 2]);
     let x = b.g.unary(Unary::Tanh, x).expect("fits");
-    let geom = ConvGeom::new([3, 3, 2], 4, [3, 3], [1, 1], [1, 1], Padding::Same, 1);
+    let geom = ConvGeom::new([3, 3, 2], 4, Window::new([3, 3], [1, 1], Padding::Same));
     let geom = geom.expect("fits");
     let w = b.param(&geom.kernel_dims());
     [x, b.push(Op::Conv(geom, Epilogue::default()), &[x, w])]

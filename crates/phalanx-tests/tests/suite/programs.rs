@@ -6,7 +6,7 @@ use phalanx::prelude::*;
 use phalanx_graph::ops::{PoolKind, ReduceKind};
 use phalanx_graph::program::{Policy, Program};
 use phalanx_graph::update::{Clip, UpdateRule};
-use phalanx_graph::{ConvGeom, Mesh, Op, Options, Padding, Scope, Step};
+use phalanx_graph::{ConvGeom, Mesh, Op, Options, Padding, Scope, Step, Window};
 use phalanx_testing::cases::{Case, case};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 
@@ -36,7 +36,7 @@ fn large_cases() -> Vec<Case> {
             b.push(op.clone(), &[x])
         })
     };
-    let windows = ConvGeom::new([64, 64, 8], 8, [17, 17], [2, 2], [1, 1], Padding::Valid, 1);
+    let windows = ConvGeom::new([64, 64, 8], 8, Window::new([17, 17], [2, 2], Padding::Valid));
     let sum = |axes: &[usize]| Op::Reduce { kind: ReduceKind::Sum, axes: axes.to_vec() };
     let mut cases = vec![
         of_rows(&[40, 50], Op::Transpose { perm: vec![1, 0] }),

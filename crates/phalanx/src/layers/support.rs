@@ -275,20 +275,19 @@ impl Window<'_> {
             Padding::Valid => phalanx_graph::Padding::Valid,
             Padding::Same => phalanx_graph::Padding::Same,
         };
-        let Pair(size) = self.size;
-        let (Pair(strides), Pair(dilation)) = (self.strides, self.dilation);
-        ConvGeom::new(input, channels, size, strides, dilation, padding, self.groups).ok_or_else(
-            || {
-                let [h, w, _] = input;
-                let expected = format!("a window inside the input's {h}x{w}");
-                let dilated = if self.dilation == 1.into() {
-                    String::new()
-                } else {
-                    format!(" with dilation_rate {}", self.dilation)
-                };
-                cx.argument(self.key, &expected, format!("{}{dilated}", self.size))
-            },
-        )
+        let (kernel, stride, dilation) = (self.size.0, self.strides.0, self.dilation.0);
+        let window =
+            phalanx_graph::Window { kernel, stride, dilation, padding, groups: self.groups };
+        ConvGeom::new(input, channels, window).ok_or_else(|| {
+            let [h, w, _] = input;
+            let expected = format!("a window inside the input's {h}x{w}");
+            let dilated = if self.dilation == 1.into() {
+                String::new()
+            } else {
+                format!(" with dilation_rate {}", self.dilation)
+            };
+            cx.argument(self.key, &expected, format!("{}{dilated}", self.size))
+        })
     }
 }
 

@@ -104,11 +104,11 @@ const KERNEL_SUM_CYCLES: f64 = 12.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_graph::Padding;
+    use phalanx_graph::{Padding, Window};
 
     fn cheapest(size: usize, [cin, cout]: [usize; 2], stride: usize, rows: usize) -> [Method; 3] {
         let (input, padding) = ([size, size, cin], Padding::Same);
-        let geom = ConvGeom::new(input, cout, [3, 3], [stride; 2], [1, 1], padding, 1).unwrap();
+        let geom = ConvGeom::new(input, cout, Window::new([3, 3], [stride; 2], padding)).unwrap();
         [Pass::Forward, Pass::GradInput, Pass::GradKernel]
             .map(|pass| Method::cheapest(&geom, pass, rows))
     }

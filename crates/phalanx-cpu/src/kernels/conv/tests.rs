@@ -1,6 +1,6 @@
 //! Comparison with plain loops in f64 on every instruction set, with poisoned results and gaps.
 
-use phalanx_graph::{ConvGeom, Padding};
+use phalanx_graph::{ConvGeom, Padding, Window};
 use proptest::prelude::*;
 
 use super::*;
@@ -126,8 +126,8 @@ fn convolutions_match_plain_loops() {
         Case([1, 30, 130], 70, [1, 3], [1, 2], [1, 1], Same, 1),
     ];
     for Case(input, filters, kernel, stride, dilation, padding, groups) in cases {
-        let geom =
-            ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups).unwrap();
+        let window = Window { kernel, stride, dilation, padding, groups };
+        let geom = ConvGeom::new(input, filters, window).unwrap();
         for rows in [0, 1, 3] {
             check_all(&geom, rows, 0, rows != 1, rows == 3);
             check_all(&geom, rows, 5, rows == 1, rows != 3);
@@ -137,7 +137,7 @@ fn convolutions_match_plain_loops() {
 
 #[test]
 fn images_do_not_influence_each_other() {
-    let geom = ConvGeom::new([9, 9, 24], 50, [3, 3], [1, 1], [1, 1], Padding::Same, 1).unwrap();
+    let geom = ConvGeom::new([9, 9, 24], 50, Window::new([3, 3], [1, 1], Padding::Same)).unwrap();
     let x = noise(5 * geom.input_len(), 1);
     let w = noise(9 * 24 * 50, 2);
     for isa in Isa::available() {
@@ -166,7 +166,7 @@ prop_compose! {
             _ => (groups, cout),
         };
         let input = [input[0], input[1], cin];
-        ConvGeom::new(input, cout, kernel, stride, dilation, padding, groups)
+        ConvGeom::new(input, cout, Window { kernel, stride, dilation, padding, groups })
     }
 }
 
@@ -236,5 +236,5 @@ fn a_stride_beyond_the_image_costs_no_phases() {
 
 /// 3x3 windows, padded.
 fn geometry(input: [usize; 3], filters: usize, stride: [usize; 2]) -> ConvGeom {
-    ConvGeom::new(input, filters, [3, 3], stride, [1, 1], Padding::Same, 1).unwrap()
+    ConvGeom::new(input, filters, Window::new([3, 3], stride, Padding::Same)).unwrap()
 }

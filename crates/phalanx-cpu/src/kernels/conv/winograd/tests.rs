@@ -1,6 +1,6 @@
 //! Comparison with direct sums in f64 on every instruction set, with poisoned results, scratch and gaps.
 
-use phalanx_graph::{ConvGeom, Padding};
+use phalanx_graph::{ConvGeom, Padding, Window};
 use proptest::prelude::*;
 
 use crate::kernels::conv::{Method, Pass, forward, grad_input, grad_kernel, scratch_len};
@@ -95,7 +95,7 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
 }
 
 fn geometry(input: [usize; 3], filters: usize, padding: Padding) -> ConvGeom {
-    ConvGeom::new(input, filters, [3, 3], [1, 1], [1, 1], padding, 1).unwrap()
+    ConvGeom::new(input, filters, Window::new([3, 3], [1, 1], padding)).unwrap()
 }
 
 #[test]
