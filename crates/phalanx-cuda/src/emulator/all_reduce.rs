@@ -1,8 +1,8 @@
 //! All-reduce over emulated GPUs, in the order of their ranks. Processes are threads here; they
 //! find each other by an id that one of them creates.
 
-use super::Registry;
 use super::memory::Memory;
+use super::registry::Registry;
 use crate::device_threads::{AbortableBarrier, Aborted};
 use crate::launch::Elem;
 use crate::process_group::RankAssignment;
@@ -118,7 +118,8 @@ mod tests {
         let group = Arc::new(AllReduceGroup::new(ranks, Duration::MAX));
         let gpu = |rank: usize| {
             let link = Some(Link { group: group.clone(), rank, remote: false });
-            let mut gpu = EmulatedGpu { link, ..EmulatedGpu::new(None) };
+            let mut gpu = EmulatedGpu::new(None);
+            gpu.link = link;
             gpu.reserve(0, AT.block, 256, "a test").expect("memory");
             let numbers = [rank as f32 + 0.5, 7.0].map(f32::to_le_bytes);
             gpu.write(AT, &numbers.concat()).expect("fits");

@@ -1,6 +1,6 @@
 //! Messages between processes, which are threads here, in place of NCCL.
 
-use super::Registry;
+use super::registry::Registry;
 use crate::nccl_transport::Transport;
 use crate::process_group::{LivenessProbe, RankAssignment};
 use std::collections::{HashMap, VecDeque};

@@ -1,8 +1,9 @@
 //! Hand-written plans: correct ones run, and errors are detected.
 
 use super::*;
-use crate::launch::{Elem, Span};
-use crate::work_item::{Conv, Gemm, Images, Matrix, Pass};
+use crate::device::{GpuDevice, Plan};
+use crate::launch::{Arg, Block, Elem, Launch, Ptr, Source, Span, Word};
+use crate::work_item::{Conv, Gemm, Images, Matrix, Pass, Task, WorkItem};
 use phalanx_graph::{ConvGeom, Padding, Window};
 
 const BYTES: usize = 4096;

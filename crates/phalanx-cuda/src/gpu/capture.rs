@@ -1,6 +1,8 @@
 //! Capture of a step as a graph, synchronised across GPUs.
 
-use super::{Gpu, REDUCE_STREAM, ResolvedTask, call_lock, capture_lock};
+use super::resolve::ResolvedTask;
+use super::streams::REDUCE_STREAM;
+use super::{Gpu, call_lock, capture_lock};
 use crate::device::StepId;
 use crate::driver::{Event, Failure, Graph, Result};
 use crate::libs::{self, Lib};
@@ -43,8 +45,9 @@ impl Gpu {
     pub(super) fn capture_step(&mut self, step: StepId) -> Result<()> {
         self.context.enter()?;
         let prepared = self.prepared(step)?;
-        let capture =
-            || Graph::capture(&self.streams[0], || self.record(&prepared.ready, &prepared.slots));
+        let capture = || {
+            Graph::capture(self.streams.main(), || self.record(&prepared.ready, &prepared.slots))
+        };
         let graph = match &self.link {
             None => {
                 let _lock = capture_lock();
@@ -67,7 +70,7 @@ impl Gpu {
         let sums = ready.iter().flatten().filter(|task| matches!(task, ResolvedTask::Reduce(_)));
         sums.into_iter().try_for_each(|task| self.issue(task, REDUCE_STREAM))?;
         let event = Event::new()?;
-        event.record(&self.streams[REDUCE_STREAM])?;
+        event.record(&self.streams.work[REDUCE_STREAM])?;
         self.wait(&event)
     }
 
@@ -77,7 +80,7 @@ impl Gpu {
             return Ok(());
         }
         self.context.enter()?;
-        self.wait(&self.done)
+        self.wait(&self.streams.done)
     }
 
     /// Waits for an event. Fails if another GPU fails first, or those of other processes do not

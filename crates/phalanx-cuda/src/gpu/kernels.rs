@@ -1,6 +1,6 @@
 //! Compiled kernels, and the constant tables of launches.
 
-use super::Gpu;
+use super::memory::Memory;
 use crate::device::Plan;
 use crate::driver::{DeviceBuffer, Failure, Module, Result, cu};
 use crate::fallback;
@@ -128,11 +128,11 @@ impl Tables {
         Ok(Tables { buffer: DeviceBuffer::new(words * 8)?, used: 0 })
     }
 
-    pub fn add(&mut self, gpu: &Gpu, words: &[Word]) -> Result<u64> {
+    pub fn add(&mut self, memory: &Memory, words: &[Word]) -> Result<u64> {
         let mut bytes = Vec::with_capacity(words.len() * 8);
         for word in words {
             let bits = match word {
-                Word::Ptr(p) => gpu.address(*p)?,
+                Word::Ptr(p) => memory.address(*p)?,
                 Word::I64(v) => *v as u64,
                 Word::F32(v) => u64::from(v.to_bits()),
             };

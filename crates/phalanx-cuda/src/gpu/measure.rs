@@ -1,6 +1,7 @@
 //! Measurement of a step's work items, each replayed as a graph.
 
-use super::{Gpu, ResolvedTask, capture_lock};
+use super::resolve::ResolvedTask;
+use super::{Gpu, capture_lock};
 use crate::device::StepId;
 use crate::driver::{DeviceBuffer, Event, Graph, Result};
 use phalanx_graph::exec::ExecError;
@@ -18,7 +19,7 @@ impl Gpu {
         let _lock = capture_lock();
         self.context.enter().map_err(|e| self.device_error(e))?;
         // Steps may have run on any stream, so one workspace must suffice for all.
-        let bytes = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
+        let bytes = self.memory.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
         self.grow_workspace(0, bytes)?;
         self.measure_work_items(step).map_err(|e| self.device_error(e))
     }
@@ -33,7 +34,7 @@ impl Gpu {
 
     /// Seconds per run of repeated tasks: the minimum of several measurements.
     pub(super) fn measure_tasks(&self, tasks: &[ResolvedTask]) -> Result<f64> {
-        let main = &self.streams[0];
+        let main = self.streams.main();
         let (start, end) = (Event::timed()?, Event::timed()?);
         let repeat = || {
             let all = (0..REPEATS).flat_map(|_| tasks);

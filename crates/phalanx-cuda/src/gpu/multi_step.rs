@@ -1,8 +1,9 @@
 //! Several steps per launch: the host uploads the inputs of all of them beforehand.
 
+use super::memory::Memory;
 use super::{Gpu, PreparedStep, call_lock, capture_lock};
 use crate::device::{ArgLists, StepId};
-use crate::driver::{Event, Failure, Graph, PinnedBuffer, Result, cu};
+use crate::driver::{Event, Failure, Graph, PinnedBuffer, Result, Stream, cu};
 use crate::launch::Block;
 use crate::resident_dataset::MAX_STEPS_PER_LAUNCH;
 
@@ -20,6 +21,29 @@ pub(super) struct StepListUpload {
 impl StepListUpload {
     pub fn new() -> Result<StepListUpload> {
         Ok(StepListUpload { lists: vec![], arrived: Event::new()? })
+    }
+
+    /// Starts the transfer of the lists of all replicas.
+    fn send(
+        &mut self,
+        lists: ArgLists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+        memory: &Memory,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.arrived.synchronize()?;
+        for replica in 0..lists.replicas {
+            if self.lists.len() == replica {
+                self.lists.push(PinnedBuffer::new(lists.bytes)?);
+            } else if self.lists[replica].bytes() < lists.bytes {
+                self.lists[replica] = PinnedBuffer::new(lists.bytes)?;
+            }
+            let list = &mut self.lists[replica].as_mut_slice()[..lists.bytes];
+            fill(replica, list);
+            let to = memory.block(replica, Block::StepList);
+            cu!(cuMemcpyHtoDAsync_v2(to, list.as_ptr().cast(), lists.bytes, stream.0))?;
+        }
+        self.arrived.record(stream)
     }
 
     pub fn clear(&mut self) {
@@ -54,35 +78,13 @@ impl Gpu {
         }
         let _lock = capture_lock();
         self.context.enter()?;
-        let graph = Graph::capture(&self.streams[0], || {
+        let graph = Graph::capture(self.streams.main(), || {
             (0..steps).try_for_each(|_| self.record(&prepared.ready, &prepared.slots))
         })?;
         if let Some(Some(prepared)) = self.steps.get_mut(step.0) {
             prepared.multi_step_graph = Some(graph);
         }
         Ok(())
-    }
-
-    fn send_lists(
-        &mut self,
-        lists: ArgLists,
-        fill: &mut dyn FnMut(usize, &mut [u8]),
-    ) -> Result<()> {
-        let stream = &self.streams[0];
-        self.list_upload.arrived.synchronize()?;
-        for replica in 0..lists.replicas {
-            let pinned = &mut self.list_upload.lists;
-            if pinned.len() == replica {
-                pinned.push(PinnedBuffer::new(lists.bytes)?);
-            } else if pinned[replica].bytes() < lists.bytes {
-                pinned[replica] = PinnedBuffer::new(lists.bytes)?;
-            }
-            let list = &mut pinned[replica].as_mut_slice()[..lists.bytes];
-            fill(replica, list);
-            let to = self.blocks[&(replica, Block::StepList)].at();
-            cu!(cuMemcpyHtoDAsync_v2(to, list.as_ptr().cast(), lists.bytes, stream.0))?;
-        }
-        self.list_upload.arrived.record(stream)
     }
 
     pub(super) fn start_prepared_steps(
@@ -95,10 +97,10 @@ impl Gpu {
         if steps >= self.prepared(step)?.steps_per_launch() {
             self.capture_many(step)?;
         }
-        let _lock = call_lock();
-        self.context.enter()?;
-        self.send_lists(lists, fill)?;
-        let (prepared, stream) = (self.prepared(step)?, &self.streams[0]);
+        let _lock = self.enter()?;
+        let list_upload = &mut self.transfers.list_upload;
+        list_upload.send(lists, fill, &self.memory, self.streams.main())?;
+        let (prepared, stream) = (self.prepared(step)?, self.streams.main());
         let mut left = steps;
         while let Some(many) =
             prepared.multi_step_graph.as_ref().filter(|_| left >= prepared.steps_per_launch())
@@ -108,23 +110,23 @@ impl Gpu {
         }
         let one = prepared.graph()?;
         (0..left).try_for_each(|_| one.launch(stream))?;
-        self.done.record(stream)
+        self.streams.done.record(stream)
     }
 
     pub(super) fn drop_step(&mut self, step: StepId) {
         let _lock = call_lock();
         self.context.enter().ok();
-        self.streams[0].synchronize().ok();
+        self.streams.main().synchronize().ok();
         if let Some(prepared) = self.steps.get_mut(step.0) {
             *prepared = None;
         }
-        self.free_retired();
+        self.memory.free_retired(&self.steps);
     }
 
     pub(super) fn drop_block(&mut self, replica: usize, block: Block) {
         let _lock = call_lock();
         self.context.enter().ok();
-        self.streams[0].synchronize().ok();
-        self.blocks.remove(&(replica, block));
+        self.streams.main().synchronize().ok();
+        self.memory.blocks.remove(&(replica, block));
     }
 }

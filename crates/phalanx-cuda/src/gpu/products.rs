@@ -1,6 +1,7 @@
 //! Selection of algorithms for matrix products: the fastest proposal, each replayed as a graph.
 
-use super::{Gpu, ResolvedTask, capture_lock};
+use super::resolve::ResolvedTask;
+use super::{Gpu, capture_lock};
 use crate::autotune;
 use phalanx_graph::exec::ExecError;
 

@@ -1,10 +1,12 @@
 //! Transfers of a step's inputs to the GPU, and of its fetches back.
 
-use super::{Gpu, call_lock};
+use super::Gpu;
+use super::memory::Memory;
+use super::multi_step::StepListUpload;
 use crate::device::{MAX_STAGED_STEPS, StepId};
-use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
+use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, Stream, cu};
 use crate::inputs::INPUT_BYTES;
-use crate::launch::Block;
+use crate::launch::{Block, Ptr};
 
 /// A staging area for feeds.
 pub(super) struct Staging {
@@ -43,19 +45,36 @@ impl HeadStaging {
     }
 }
 
-impl Gpu {
-    pub(super) fn stage_feeds(
+/// Everything in transfer between host and GPU.
+pub(super) struct Transfers {
+    pub staging: Vec<Staging>,
+    heads: Vec<HeadStaging>,
+    /// Index of the staging area to fill next.
+    next: usize,
+    pub list_upload: StepListUpload,
+    fetched: Vec<PinnedBuffer>,
+}
+
+impl Transfers {
+    pub fn new() -> Result<Transfers> {
+        let staging = (0..MAX_STAGED_STEPS).map(|_| Staging::new()).collect::<Result<_>>()?;
+        let heads = (0..MAX_STAGED_STEPS).map(|_| HeadStaging::new()).collect::<Result<_>>()?;
+        let list_upload = StepListUpload::new()?;
+        Ok(Transfers { staging, heads, next: 0, list_upload, fetched: vec![] })
+    }
+
+    /// Starts the transfer of the next step's feeds.
+    pub fn stage(
         &mut self,
         replicas: usize,
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
+        stream: &Stream,
     ) -> Result<()> {
-        let _lock = call_lock();
-        self.context.enter()?;
         let staging = &mut self.staging[self.next % MAX_STAGED_STEPS];
         // The previous content must have arrived before it is overwritten.
         staging.arrived.synchronize()?;
-        self.copy_stream.wait(&staging.consumed)?;
+        stream.wait(&staging.consumed)?;
         staging.bytes = bytes;
         for replica in 0..replicas {
             if staging.host.get(replica).is_none_or(|host| host.bytes() < bytes) {
@@ -71,16 +90,14 @@ impl Gpu {
             fill(replica, host);
             if bytes > 0 {
                 let (to, from) = (staging.device[replica].at(), host.as_ptr().cast());
-                cu!(cuMemcpyHtoDAsync_v2(to, from, bytes, self.copy_stream.0))?;
+                cu!(cuMemcpyHtoDAsync_v2(to, from, bytes, stream.0))?;
             }
         }
-        staging.arrived.record(&self.copy_stream)
+        staging.arrived.record(stream)
     }
 
-    pub(super) fn start_step(&mut self, step: StepId, head: &[u8]) -> Result<()> {
-        let _lock = call_lock();
-        self.context.enter()?;
-        let stream = &self.streams[0];
+    /// Copies the staged feeds, and the head, to where the step reads them.
+    fn send_inputs(&mut self, head: &[u8], memory: &Memory, stream: &Stream) -> Result<()> {
         let at = self.next % MAX_STAGED_STEPS;
         self.next += 1;
         let (staging, head_staging) = (&self.staging[at], &mut self.heads[at]);
@@ -88,7 +105,7 @@ impl Gpu {
         head_staging.host.as_mut_slice()[..head.len()].copy_from_slice(head);
         stream.wait(&staging.arrived)?;
         for (replica, feeds) in staging.device.iter().enumerate() {
-            let to = self.blocks[&(replica, Block::Inputs)].at();
+            let to = memory.block(replica, Block::Inputs);
             let from = head_staging.host.as_slice().as_ptr().cast();
             cu!(cuMemcpyHtoDAsync_v2(to, from, head.len(), stream.0))?;
             if staging.bytes > 0 {
@@ -97,15 +114,17 @@ impl Gpu {
             }
         }
         staging.consumed.record(stream)?;
-        head_staging.consumed.record(stream)?;
-        self.prepared(step)?.graph()?.launch(stream)?;
-        self.done.record(stream)
+        head_staging.consumed.record(stream)
     }
 
-    pub(super) fn finish_steps(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<()> {
-        let _lock = call_lock();
-        self.context.enter()?;
-        let stream = &self.streams[0];
+    /// Copies fetches from the block `from` of every replica, after all work in flight.
+    pub fn fetch(
+        &mut self,
+        from: Block,
+        fetches: &mut [&mut [u8]],
+        memory: &Memory,
+        stream: &Stream,
+    ) -> Result<()> {
         for (replica, bytes) in fetches.iter().enumerate() {
             if self.fetched.len() == replica {
                 self.fetched.push(PinnedBuffer::new(bytes.len())?);
@@ -113,7 +132,7 @@ impl Gpu {
                 self.fetched[replica] = PinnedBuffer::new(bytes.len())?;
             }
             if !bytes.is_empty() {
-                let from = self.blocks[&(replica, from)].at();
+                let from = memory.block(replica, from);
                 let to = self.fetched[replica].as_mut_slice().as_mut_ptr().cast();
                 cu!(cuMemcpyDtoHAsync_v2(to, from, bytes.len(), stream.0))?;
             }
@@ -123,5 +142,36 @@ impl Gpu {
             to.copy_from_slice(&from.as_slice()[..to.len()]);
         }
         Ok(())
+    }
+
+    /// Frees all buffers.
+    pub fn clear(&mut self) {
+        self.staging.clear();
+        self.heads.clear();
+        self.list_upload.clear();
+        self.fetched.clear();
+    }
+}
+
+impl Gpu {
+    pub(super) fn start_step(&mut self, step: StepId, head: &[u8]) -> Result<()> {
+        let _lock = self.enter()?;
+        self.transfers.send_inputs(head, &self.memory, self.streams.main())?;
+        self.prepared(step)?.graph()?.launch(self.streams.main())?;
+        self.streams.done.record(self.streams.main())
+    }
+
+    /// Copies a block's content from the host, after all work in flight.
+    pub(super) fn copy_to_device(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
+        let _lock = self.enter()?;
+        self.streams.main().synchronize()?;
+        cu!(cuMemcpyHtoD_v2(self.memory.address(at)?, bytes.as_ptr().cast(), bytes.len()))
+    }
+
+    /// Copies a block's content to the host, after all work in flight.
+    pub(super) fn copy_to_host(&self, at: Ptr, bytes: &mut [u8]) -> Result<()> {
+        let _lock = self.enter()?;
+        self.streams.main().synchronize()?;
+        cu!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.memory.address(at)?, bytes.len()))
     }
 }

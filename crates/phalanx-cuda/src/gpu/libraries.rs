@@ -1,0 +1,67 @@
+//! NVIDIA's libraries of products and convolutions, each opened on first use.
+
+use crate::autotune;
+use crate::cublas::{Cublas, GemmPlan};
+use crate::cudnn::{ConvPlan, Cudnn};
+use crate::driver::{Failure, Result, Stream};
+use crate::libs::{self, Lib};
+use crate::work_item::{Conv, Gemm};
+
+/// The libraries opened so far, and how their plans are chosen.
+pub(super) struct Libraries {
+    cudnn: Option<Cudnn>,
+    cublas: Option<Cublas>,
+    /// Product name, which identifies the model in cached measurements.
+    model: String,
+    /// Whether products of 32-bit floats may be rounded for the tensor cores.
+    tf32: bool,
+}
+
+impl Libraries {
+    /// For GPUs of a model.
+    pub fn new(model: String) -> Libraries {
+        let tf32 = std::env::var("PHALANX_TF32").map_or(true, |v| v != "0");
+        Libraries { cudnn: None, cublas: None, model, tf32 }
+    }
+
+    /// A plan of a convolution, measured on `stream`; `None` if cuDNN does not support it.
+    pub fn plan_conv(
+        &mut self,
+        conv: &Conv,
+        at: [u64; 3],
+        stream: &Stream,
+    ) -> Result<Option<ConvPlan>> {
+        if self.cudnn.is_none() {
+            libs::find(Lib::Cudnn).map_err(|e| Failure(e.to_string()))?;
+            self.cudnn = Some(Cudnn::new()?);
+        }
+        let cudnn = self.cudnn.as_ref().expect("opened above");
+        autotune::choose(cudnn, conv, at, self.tf32, &self.model, stream)
+    }
+
+    /// The proposals for a product, and its key in the cache of measurements.
+    pub fn plan_gemm(&mut self, gemm: &Gemm, bias: Option<u64>) -> Result<(GemmPlan, String)> {
+        if self.cublas.is_none() {
+            libs::find(Lib::CublasLt).map_err(|e| Failure(e.to_string()))?;
+            self.cublas = Some(Cublas::new()?);
+        }
+        let cublas = self.cublas.as_ref().expect("opened above");
+        let plan = cublas.plan(gemm, bias, self.tf32)?;
+        Ok((plan, autotune::gemm_key(gemm, self.tf32, &self.model)))
+    }
+
+    /// cuDNN, which a plan needs.
+    pub fn cudnn(&self) -> &Cudnn {
+        self.cudnn.as_ref().expect("opened for the plan")
+    }
+
+    /// cuBLASLt, which a plan needs.
+    pub fn cublas(&self) -> &Cublas {
+        self.cublas.as_ref().expect("opened for the plan")
+    }
+
+    /// Closes all libraries.
+    pub fn close(&mut self) {
+        (self.cudnn, self.cublas) = (None, None);
+    }
+}
