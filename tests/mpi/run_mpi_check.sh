@@ -11,7 +11,7 @@ if ! ready; then
 fi
 ready || { echo "Open MPI is missing and cannot be installed" >&2; exit 1; }
 
-features=phalanx-cli/mpi,phalanx-mpi/mpi
+features=phalanx-cli/mpi,phalanx-distributed/mpi
 cargo clippy --workspace --features $features --locked -- -D warnings
 cargo build --workspace --features $features --locked --bin phalanx --example faults
 target=${CARGO_TARGET_DIR:-target}

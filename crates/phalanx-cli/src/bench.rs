@@ -6,17 +6,19 @@ mod profile;
 mod synthetic;
 
 use crate::args::Bench;
+use crate::context::RunContext;
 use crate::model_file::Purpose;
 use crate::model_spec::ModelSpec;
 use crate::network::{ModelArg, Network};
-use crate::plan;
 use crate::terminal;
 use anyhow::{Result, bail};
 use phalanx::Profile;
 use phalanx::model::PlannedDevices;
 use phalanx::prelude::*;
+use phalanx::strategy::Backend;
 use phalanx::text::{escape_json, shown};
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The results of a measurement.
@@ -36,7 +38,7 @@ struct Report {
     setup: f64,
     /// Bytes planned for the replicas of one GPU, or for all CPU devices of this process.
     planned: usize,
-    kind: DeviceKind,
+    backend: Arc<dyn Backend>,
     /// The precision of stored activations.
     precision: String,
     profile: Option<Profile>,
@@ -44,8 +46,8 @@ struct Report {
 }
 
 /// Measures and prints.
-pub fn run(args: &Bench) -> Result<()> {
-    let report = measure(args)?;
+pub fn run(args: &Bench, context: &RunContext) -> Result<()> {
+    let report = measure(args, context)?;
     if !report.chief {
         return Ok(());
     }
@@ -62,6 +64,7 @@ struct Job {
     /// Whether this worker prints.
     chief: bool,
     devices: PlannedDevices,
+    backend: Arc<dyn Backend>,
 }
 
 /// Maximum number of steps per window.
@@ -70,12 +73,12 @@ const MAX_STEPS: usize = 10_000_000;
 const MAX_DEPTH: usize = 1000;
 
 impl Job {
-    fn new(args: &Bench) -> Result<Job> {
+    fn new(args: &Bench, context: &RunContext) -> Result<Job> {
         let spec = ModelSpec::from_arg(&args.model, None)?;
         if args.data.is_some() && !spec.takes_images() {
             bail!("--data: expected a network on images, received {}", spec.name());
         }
-        let strategy = args.device_args.worker_strategy()?;
+        let strategy = context.worker_strategy(&args.device_args)?;
         let chief = strategy.is_chief();
         if strategy.num_workers() > 1 && args.steps.is_none() {
             bail!("--steps: expected a number of steps, the same on all workers");
@@ -83,6 +86,7 @@ impl Job {
         let batch =
             args.batch.global(spec.default_batch_size(), strategy.num_replicas_in_sync())?;
         let devices = PlannedDevices::new(strategy.local().devices())?;
+        let backend = strategy.local().backend().clone();
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
         let model = match custom_mlp(args)? {
             Some(mut model) => {
@@ -101,7 +105,7 @@ impl Job {
             None => spec.compiled_with_defaults(strategy)?,
         };
         let data = synthetic::batch(&model, &spec.default_loss().1, batch)?;
-        Ok(Job { model, kind, data, batch, spec, chief, devices })
+        Ok(Job { model, kind, data, batch, spec, chief, devices, backend })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -162,11 +166,11 @@ fn custom_mlp(args: &Bench) -> Result<Option<Model>> {
     Ok(Some(layers.add(Dense::new(10)).build()?))
 }
 
-fn measure(args: &Bench) -> Result<Report> {
+fn measure(args: &Bench, context: &RunContext) -> Result<Report> {
     if let Some(steps) = args.steps.filter(|steps| !(1..=MAX_STEPS).contains(steps)) {
         bail!("--steps: expected 1 to {MAX_STEPS}, received {steps}");
     }
-    let mut job = Job::new(args)?;
+    let mut job = Job::new(args, context)?;
     job.step()?;
     let setup = process_age();
     let each = mean(&job.window(3)?);
@@ -194,8 +198,8 @@ fn measure(args: &Bench) -> Result<Report> {
         fastest: all[all.len() / 10],
         setup,
         planned: job.model.own_memory_plan(job.kind, job.batch)?.total() * job.devices.sharing,
-        kind: job.devices.kind,
-        precision: plan::stored_precision(args.device_args.precision, job.devices.kind),
+        precision: args.device_args.precision.stored_on(&*job.backend),
+        backend: job.backend,
         profile,
         input,
     })
@@ -219,12 +223,12 @@ impl Report {
             fastest * 1e3,
         )?;
         let (peak, planned) = (mib(peak_rss()), mib(self.planned));
-        match self.kind {
-            DeviceKind::Cpu => writeln!(
+        match self.backend.traits().on_host {
+            true => writeln!(
                 out,
                 "first step after {setup:.2} s; peak memory {peak} MiB, planned {planned} MiB"
             )?,
-            DeviceKind::Gpu => writeln!(
+            false => writeln!(
                 out,
                 "first step after {setup:.2} s; planned device memory {planned} MiB per GPU"
             )?,
@@ -233,7 +237,7 @@ impl Report {
             input.print(*batch as f64 / seconds, &mut out)?;
         }
         if let Some(profile) = &self.profile {
-            profile::print(profile, self.kind, &mut out)?;
+            profile::print(profile, self.backend.traits().profile_note, &mut out)?;
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use crate::warnings::{eprint_line, rank_prefix};
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use phalanx::launch::worker_name;
 use phalanx::text::{MAX_PART, brief, cut, shown};
-use phalanx::workers;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ fn first_line(error: &clap::Error) -> String {
 
 /// Prints a clap error and exits. Workers other than the chief print only its first line.
 fn exit_with(error: &clap::Error) -> ! {
-    match workers::name() {
+    match worker_name() {
         Some((rank, _)) if rank > 0 => {
             if error.use_stderr() {
                 eprint_line(format_args!("error: {}{}", rank_prefix(), first_line(error)));

@@ -24,9 +24,9 @@ pub fn fill(args: &Train, spec: &ModelSpec, batch: usize) -> Train {
 
 /// The default number of samples per replica. Small batches of 32x32 images do not keep a GPU busy.
 pub fn batch_size(spec: &ModelSpec, strategy: &MirroredStrategy) -> usize {
-    let on_gpus = strategy.devices().iter().all(|d| d.kind == DeviceKind::Gpu);
+    let large = strategy.backend().traits().wants_large_batches;
     match spec.network() {
-        Some(Network::Minigooglenet) if on_gpus => 256,
+        Some(Network::Minigooglenet) if large => 256,
         _ => spec.default_batch_size(),
     }
 }

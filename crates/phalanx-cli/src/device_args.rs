@@ -3,8 +3,9 @@
 use crate::args::{BatchArgs, DeviceArgs, PrecisionArg};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use phalanx::launch::worker_name;
 use phalanx::prelude::*;
-use phalanx::workers;
+use phalanx::strategy::Backend;
 use std::time::Duration;
 
 impl DeviceArgs {
@@ -47,20 +48,26 @@ impl PrecisionArg {
         self.to_possible_value().map(|value| value.get_name().into()).unwrap_or_default()
     }
 
-    /// Warns, on the first worker only, that CPU devices do not store 16-bit floats.
-    pub fn warn_on_cpu(self) {
-        let (name, first) = (self.name(), workers::name().is_none_or(|(rank, _)| rank == 0));
-        match self {
-            PrecisionArg::MixedBfloat16 if first => {
-                tracing::warn!("--precision {name}: CPU devices store 32-bit floats");
-            }
-            PrecisionArg::MixedFloat16 if first => {
-                tracing::warn!(
-                    "--precision {name}: CPU devices store 32-bit floats; only the loss is scaled"
-                );
-            }
-            _ => {}
+    /// The name of the precision that devices of a backend store activations in.
+    pub fn stored_on(self, backend: &dyn Backend) -> String {
+        let options = backend.options(backend.mesh(1, 1), self.policy(), 1);
+        let all = PrecisionArg::value_variants().iter();
+        let stored = all.copied().find(|precision| precision.policy() == options.policy);
+        stored.unwrap_or(self).name()
+    }
+
+    /// Warns, on the first worker only, if devices of a backend do not store 16-bit floats.
+    pub fn warn_if_ignored(self, backend: &dyn Backend) {
+        let name = self.name();
+        if self.stored_on(backend) == name || !is_first_worker() {
+            return;
         }
+        let kind = backend.kind().to_uppercase();
+        let scaled = match self {
+            PrecisionArg::MixedFloat16 => "; only the loss is scaled",
+            _ => "",
+        };
+        tracing::warn!("--precision {name}: {kind} devices store 32-bit floats{scaled}");
     }
 }
 
@@ -69,19 +76,22 @@ impl DeviceArgs {
     pub fn worker_strategy(&self) -> Result<MultiWorkerMirroredStrategy> {
         let timeout = Duration::from_secs(self.collective_timeout);
         let strategy = self.strategy()?;
-        let cpus = strategy.devices().iter().filter(|d| d.kind == DeviceKind::Cpu).count();
-        if cpus > 0 {
-            self.precision.warn_on_cpu();
+        self.precision.warn_if_ignored(&**strategy.backend());
+        if strategy.backend().traits().on_host {
+            warn_if_oversubscribed(strategy.num_replicas_in_sync(), phalanx::usable_cores());
         }
-        warn_if_oversubscribed(cpus, phalanx::usable_cores());
         Ok(MultiWorkerMirroredStrategy::with_timeout(strategy, timeout)?)
     }
 }
 
+/// Whether this is the first worker, or the only one.
+fn is_first_worker() -> bool {
+    worker_name().is_none_or(|(rank, _)| rank == 0)
+}
+
 /// Warns, on the first worker only, that CPU replicas have to share cores.
 fn warn_if_oversubscribed(replicas: usize, cores: usize) {
-    let first = workers::name().is_none_or(|(rank, _)| rank == 0);
-    if replicas > cores && first {
+    if replicas > cores && is_first_worker() {
         let share =
             if cores == 1 { "1 usable core".into() } else { format!("{cores} usable cores") };
         tracing::warn!("{replicas} replicas share {share}: fewer replicas would be faster");

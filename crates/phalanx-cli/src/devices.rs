@@ -1,13 +1,12 @@
 //! `phalanx devices`: lists the devices of this machine and those that `train` uses by default.
 
-use crate::doctor;
+use crate::gpu_libraries::{Libraries, driver_version};
 use crate::report::format_bytes;
 use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::DeviceKind;
-use phalanx::strategy::visible_devices;
+use phalanx::strategy::{Device, DeviceInfo, visible_devices};
 use phalanx::text::escape_json;
-use phalanx_cuda::GpuInfo;
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -18,7 +17,7 @@ struct Machine {
     /// Bytes of memory, if known.
     memory: Option<usize>,
     /// The GPUs, or the reason why none can be used.
-    gpus: Result<Vec<GpuInfo>, String>,
+    gpus: Result<Vec<DeviceInfo>, String>,
     driver: Option<String>,
     /// The devices that `train` uses by default.
     used: Vec<String>,
@@ -42,6 +41,19 @@ pub fn processor() -> String {
     Machine::detect().processor()
 }
 
+/// The GPUs of this machine, or the reason why none can be used.
+pub fn gpus() -> Result<Vec<DeviceInfo>, String> {
+    DeviceKind::Gpu.backend().map_err(|e| e.to_string())?.devices()
+}
+
+/// The libraries that training on these devices needs but cannot use.
+fn missing_libraries(used: &[Device]) -> Vec<String> {
+    match used.iter().filter(|d| d.kind == DeviceKind::Gpu).count() {
+        0 => vec![],
+        gpus => Libraries::find().unusable(gpus),
+    }
+}
+
 impl Machine {
     fn detect() -> Machine {
         let used = visible_devices();
@@ -49,10 +61,10 @@ impl Machine {
             cores: phalanx::cores().len(),
             isa: phalanx::Isa::detect().map_or_else(|e| e.to_string(), |isa| isa.to_string()),
             memory: Some(phalanx::physical_memory()).filter(|bytes| *bytes < usize::MAX),
-            gpus: phalanx_cuda::gpus().map(<[GpuInfo]>::to_vec),
-            driver: phalanx_cuda::driver_version(),
+            gpus: gpus(),
+            driver: driver_version(),
             used: used.iter().map(ToString::to_string).collect(),
-            missing: doctor::missing(used.iter().filter(|d| d.kind == DeviceKind::Gpu).count()),
+            missing: missing_libraries(&used),
         }
     }
 
@@ -75,8 +87,9 @@ impl Machine {
     fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("cpu:0  {}", self.processor())];
         let driver = self.driver.as_ref().map_or(String::new(), |d| format!(", driver {d}"));
-        for GpuInfo { index, name, memory } in self.gpus.iter().flatten() {
-            lines.push(format!("gpu:{index}  {name}, {}{driver}", format_bytes(*memory)));
+        for DeviceInfo { index, name, memory } in self.gpus.iter().flatten() {
+            let memory = format_bytes(memory.unwrap_or_default());
+            lines.push(format!("gpu:{index}  {name}, {memory}{driver}"));
         }
         lines.extend(self.no_gpu().map(|reason| format!("no GPU: {reason}")));
         lines.push(format!("train uses {}", self.used.join(", ")));
@@ -88,7 +101,7 @@ impl Machine {
     }
 
     fn json(&self) -> Value {
-        let gpu = |GpuInfo { index, name, memory }: &GpuInfo| {
+        let gpu = |DeviceInfo { index, name, memory }: &DeviceInfo| {
             let device = format!("gpu:{index}");
             json!({"device": device, "name": name, "memory": memory, "driver": self.driver})
         };
@@ -107,7 +120,7 @@ impl Machine {
 mod tests {
     use super::*;
 
-    fn machine(gpus: Result<Vec<GpuInfo>, String>) -> Machine {
+    fn machine(gpus: Result<Vec<DeviceInfo>, String>) -> Machine {
         Machine {
             cores: 16,
             isa: "avx512".into(),
@@ -121,7 +134,7 @@ mod tests {
 
     #[test]
     fn every_device_has_a_line() {
-        let gpu = GpuInfo { index: 0, name: "NVIDIA H200".into(), memory: 139 << 30 };
+        let gpu = DeviceInfo { index: 0, name: "NVIDIA H200".into(), memory: Some(139 << 30) };
         let found = machine(Ok(vec![gpu]));
         let expected = [
             "cpu:0  16 cores, avx512, 128.00 GiB",

@@ -1,6 +1,7 @@
 //! `phalanx evaluate`: evaluates a saved model on a test split, with optional plots.
 
 use crate::args::Evaluate;
+use crate::context::RunContext;
 use crate::model_file::Purpose;
 use crate::model_spec::ModelSpec;
 use crate::network::ModelArg;
@@ -18,13 +19,13 @@ use std::io::Write;
 const MAX_SAMPLES_DRAWN: usize = 40;
 
 /// Evaluates and prints.
-pub fn run(args: &Evaluate) -> Result<()> {
+pub fn run(args: &Evaluate, context: &RunContext) -> Result<()> {
     let kinds = ["png", "svg"];
     paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
     paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
     let confusion = ("--confusion", args.confusion.as_deref());
     paths::check_distinct(("--samples", args.samples.as_deref()), &[confusion])?;
-    let strategy = args.device_args.worker_strategy()?;
+    let strategy = context.worker_strategy(&args.device_args)?;
     let chief = strategy.is_chief();
     let spec = model_spec(args)?;
     let preprocessing = spec.preprocessing.as_ref();

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod config;
+mod context;
 mod data;
 mod dataset_cmd;
 mod defaults;
@@ -11,6 +12,11 @@ mod devices;
 mod doctor;
 mod evaluate;
 mod files;
+#[cfg(feature = "cuda")]
+mod gpu_libraries;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_gpu_libraries.rs"]
+mod gpu_libraries;
 mod inspect;
 mod model_file;
 mod model_spec;
@@ -30,8 +36,11 @@ mod train;
 mod warnings;
 
 use clap::CommandFactory;
+use context::RunContext;
+use phalanx::launch::worker_name;
 use phalanx::text::shown;
-use phalanx::{Error, ExecError, workers};
+use phalanx::workers::EXIT_PEER_LOST;
+use phalanx::{Error, ExecError};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -44,38 +53,38 @@ const EXIT_OUTPUT_CLOSED: u8 = 128 + 13;
 
 fn main() -> ExitCode {
     warnings::install();
-    let mut training = false;
+    let (mut training, mut context) = (false, RunContext::default());
     let done = signals::catch_file_size_limit().and_then(|()| config::parse()).and_then(|args| {
         training = matches!(args.command, args::Command::Train(_));
-        run(&args.command)
+        run(&args.command, &context)
     });
-    let code = exit_code(done, training);
-    workers::shutdown();
+    let code = exit_code(done, training, &mut context);
+    context.shutdown();
     code
 }
 
 /// The exit code of a command; reports its error, if any.
-fn exit_code(done: anyhow::Result<()>, training: bool) -> ExitCode {
+fn exit_code(done: anyhow::Result<()>, training: bool, context: &mut RunContext) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         // Truncating a listing is fine; truncating a training run is a failure.
         Err(error) if is_output_closed(&error) && training => {
-            workers::abort(EXIT_OUTPUT_CLOSED);
+            context.abort(EXIT_OUTPUT_CLOSED);
             ExitCode::from(EXIT_OUTPUT_CLOSED)
         }
         Err(error) if is_output_closed(&error) => ExitCode::SUCCESS,
-        Err(error) => ExitCode::from(report(&error)),
+        Err(error) => ExitCode::from(report(&error, context)),
     }
 }
 
 /// Prints an error and returns its exit code. Aborts the other workers unless a signal stops all of them.
-fn report(error: &anyhow::Error) -> u8 {
+fn report(error: &anyhow::Error, context: &mut RunContext) -> u8 {
     let code = match error.downcast_ref() {
         Some(Error::Interrupted { .. }) => EXIT_INTERRUPTED,
-        Some(Error::Exec(ExecError::Peer { .. })) => workers::EXIT_PEER_LOST,
+        Some(Error::Exec(ExecError::Peer { .. })) => EXIT_PEER_LOST,
         _ => EXIT_FAILURE,
     };
-    let worker = workers::name();
+    let worker = worker_name();
     if code != EXIT_INTERRUPTED || worker.is_none_or(|(rank, _)| rank == 0) {
         warnings::eprint_line(format_args!(
             "error: {}{}",
@@ -84,18 +93,18 @@ fn report(error: &anyhow::Error) -> u8 {
         ));
     }
     if code != EXIT_INTERRUPTED {
-        workers::abort(code);
+        context.abort(code);
     }
     code
 }
 
-fn run(command: &args::Command) -> anyhow::Result<()> {
+fn run(command: &args::Command, context: &RunContext) -> anyhow::Result<()> {
     phalanx::Isa::detect()?;
     match command {
-        args::Command::Train(train) => train::run(train),
-        args::Command::Evaluate(evaluate) => evaluate::run(evaluate),
-        args::Command::Predict(predict) => predict::run(predict),
-        args::Command::Bench(bench) => bench::run(bench),
+        args::Command::Train(train) => train::run(train, context),
+        args::Command::Evaluate(evaluate) => evaluate::run(evaluate, context),
+        args::Command::Predict(predict) => predict::run(predict, context),
+        args::Command::Bench(bench) => bench::run(bench, context),
         args::Command::Inspect(inspect) => inspect::run(inspect),
         args::Command::Convert { from, to } => files::convert(from, to),
         args::Command::Diff { left, right } => files::diff(left, right),

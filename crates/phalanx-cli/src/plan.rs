@@ -1,16 +1,17 @@
 //! `phalanx plan`: the memory that training needs on each device, without running it.
 
-use crate::args::{Plan, PrecisionArg};
+use crate::args::Plan;
 use crate::model_spec::ModelSpec;
 use crate::report::format_bytes;
 use crate::terminal;
 use anyhow::{Context, Result};
 use phalanx::model::{MemoryPlan, PlannedDevices};
 use phalanx::prelude::*;
-use phalanx::strategy::{Device, visible_devices};
+use phalanx::strategy::{Backend, Device, visible_devices};
 use phalanx::text::{escape_json, shown};
 use serde_json::{Map, Value, json};
 use std::io::Write;
+use std::sync::Arc;
 
 /// Prints the plan.
 pub fn run(args: &Plan) -> Result<()> {
@@ -18,16 +19,15 @@ pub fn run(args: &Plan) -> Result<()> {
     let spec = ModelSpec::from_arg(&args.model, None)?;
     let batch = args.batch.global(spec.default_batch_size(), devices.replicas)?;
     let strategy = MirroredStrategy::cpus(1)?.policy(args.precision.policy());
-    if devices.kind == DeviceKind::Cpu {
-        args.precision.warn_on_cpu();
-    }
+    let backend = devices.kind.backend()?;
+    args.precision.warn_if_ignored(&*backend);
     let model = spec.compiled_with_defaults(strategy)?;
     let plan = model.memory_plan(StepKind::Train, batch, devices)?;
     let largest = match args.memory {
         Some(memory) => Some(model.largest_batch(StepKind::Train, memory.0, devices)?),
         None => None,
     };
-    let report = Report { model: spec.name(), devices, batch, plan, args, largest };
+    let report = Report { model: spec.name(), devices, backend, batch, plan, args, largest };
     let mut out = terminal::stdout();
     match args.json {
         true => writeln!(out, "{}", escape_json(&report.json().to_string()))?,
@@ -49,17 +49,10 @@ fn devices(args: &Plan) -> Result<PlannedDevices> {
     Ok(PlannedDevices { threads: args.threads.unwrap_or(0), ..PlannedDevices::new(&found)? })
 }
 
-/// The name of the precision that activations are stored in.
-pub fn stored_precision(requested: PrecisionArg, kind: DeviceKind) -> String {
-    match kind {
-        DeviceKind::Cpu => PrecisionArg::Float32.name(),
-        DeviceKind::Gpu => requested.name(),
-    }
-}
-
 struct Report<'a> {
     model: String,
     devices: PlannedDevices,
+    backend: Arc<dyn Backend>,
     batch: usize,
     plan: MemoryPlan,
     args: &'a Plan,
@@ -88,13 +81,14 @@ impl Report<'_> {
         if sharing > 1 {
             lines.push(row("total per replica", self.plan.total()));
         }
-        let label = match (kind, sharing) {
-            (DeviceKind::Cpu, 2..) => "total of the machine",
+        let traits = self.backend.traits();
+        let label = match (traits.on_host, sharing) {
+            (true, 2..) => "total of the machine",
             _ => "total per device",
         };
         lines.push(row(label, self.device_total()));
-        if kind == DeviceKind::Gpu {
-            lines.push("the driver and NVIDIA's libraries take some more for themselves".into());
+        if let Some(others) = traits.unplanned_memory {
+            lines.push(format!("{others} take some more for themselves"));
         }
         lines.extend(self.fit_lines());
         lines
@@ -107,8 +101,8 @@ impl Report<'_> {
 
     /// The value of `--memory`; for CPU devices the memory of this machine by default.
     fn memory(&self) -> Option<usize> {
-        let machine = || Some(phalanx::physical_memory()).filter(|bytes| *bytes < usize::MAX);
-        let own = || machine().filter(|_| self.devices.kind == DeviceKind::Cpu);
+        let machine = || self.backend.memory_limit().map(|limit| limit.total);
+        let own = || machine().filter(|bytes| *bytes < usize::MAX);
         self.args.memory.map(|memory| memory.0).or_else(own)
     }
 
@@ -146,7 +140,7 @@ impl Report<'_> {
             "total": self.plan.total(),
             "replicas_per_device": self.devices.sharing,
             "device_total": self.device_total(),
-            "precision": stored_precision(self.args.precision, self.devices.kind),
+            "precision": self.args.precision.stored_on(&*self.backend),
         });
         if let (Some(memory), Some(largest)) = (self.args.memory, self.largest) {
             line["memory"] = json!(memory.0);

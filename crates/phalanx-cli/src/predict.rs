@@ -1,6 +1,7 @@
 //! `phalanx predict`: classifies images, or computes outputs for arrays.
 
 use crate::args::{DataArgs, Predict};
+use crate::context::RunContext;
 use crate::model_file::{LossSource, Purpose};
 use crate::model_spec::ModelSpec;
 use crate::paths;
@@ -16,12 +17,12 @@ use std::io::Write;
 use std::path::Path;
 
 /// Predicts, and prints or writes the outputs.
-pub fn run(args: &Predict) -> Result<()> {
+pub fn run(args: &Predict, context: &RunContext) -> Result<()> {
     paths::check_file("--output", args.output.as_deref(), &["npy", "npz"])?;
     if args.top == 0 {
         bail!("--top: expected 1 or more, received 0");
     }
-    let strategy = args.device_args.worker_strategy()?;
+    let strategy = context.worker_strategy(&args.device_args)?;
     let chief = strategy.is_chief();
     let file = paths::resolve_weights(&args.file)?;
     let spec = ModelSpec::from_file(&file, args.model.as_ref())?;

@@ -208,7 +208,7 @@ pub fn print_summary(
         let rest = (all - compute - reduction - input).max(0.0);
         let (input, rest) = (share(input), share(rest));
         // A step on GPUs is one launch, whose parts cannot be timed.
-        let steps = match model.devices()?.iter().all(|name| name.starts_with("gpu")) {
+        let steps = match !model.backend()?.traits().on_host {
             true => format!("steps {:.0}%", share(compute)),
             false => {
                 let (compute, reduction) = (share(compute), share(reduction));

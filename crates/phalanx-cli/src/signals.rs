@@ -32,7 +32,7 @@ pub fn interrupt() -> Result<Interrupt> {
             .context(failed)?;
     }
     // With several workers, SIGPIPE may come from a broken connection between them.
-    if phalanx::workers::name().is_none() {
+    if phalanx::launch::worker_name().is_none() {
         let closed = OUTPUT_CLOSED.get_or_init(Arc::default).clone();
         flag::register(SIGPIPE, closed)
             .and_then(|_| flag::register(SIGPIPE, interrupt.flag()))

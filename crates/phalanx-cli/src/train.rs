@@ -1,6 +1,7 @@
 //! `phalanx train`: trains a model and evaluates it.
 
 use crate::args::{Augment, Schedule, Train};
+use crate::context::RunContext;
 use crate::defaults;
 use crate::model_file::Purpose;
 use crate::model_spec::{CompileOptions, ModelSpec, save};
@@ -19,17 +20,18 @@ use phalanx::model::{IntoDataset, Source};
 use phalanx::optimizers;
 use phalanx::plots;
 use phalanx::prelude::*;
+use phalanx::strategy::Backend;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
 /// Trains and evaluates.
-pub fn run(args: &Train) -> Result<()> {
+pub fn run(args: &Train, context: &RunContext) -> Result<()> {
     let begin = Instant::now();
-    let strategy = args.device_args.worker_strategy()?.deterministic(args.deterministic);
+    let strategy = context.worker_strategy(&args.device_args)?.deterministic(args.deterministic);
     let interrupt = signals::interrupt()?;
-    phalanx::workers::watch(&interrupt);
+    strategy.watch(&interrupt);
     let silent = (!strategy.is_chief()).then(|| args.silent());
     let args = silent.as_ref().unwrap_or(args);
     let spec = validate(args)?;
@@ -57,7 +59,7 @@ pub fn run(args: &Train) -> Result<()> {
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
-    let loader_threads = loader_threads(&model.devices()?);
+    let loader_threads = loader_threads(&*model.backend()?);
     let batches = |batch| training_source(args, &data, batch, loader_threads);
     let history = model.fit(batches(sizes.batch)?, fit)?;
     if args.resume && history.run_seconds() == 0.0 && verbose > 0 {
@@ -205,11 +207,11 @@ fn training_source(
 }
 
 /// The number of augmentation threads: half of the cores if GPUs train, since those are idle.
-fn loader_threads(devices: &[String]) -> usize {
+fn loader_threads(backend: &dyn Backend) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    match devices.iter().any(|d| d.starts_with("gpu")) {
-        true => (cores / 2).clamp(1, 8),
-        false => 1,
+    match backend.traits().on_host {
+        true => 1,
+        false => (cores / 2).clamp(1, 8),
     }
 }
 

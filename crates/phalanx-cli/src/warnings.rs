@@ -1,8 +1,8 @@
 //! Warnings, errors and panics as lines on standard error, prefixed with the rank if there are several workers.
 
 use crate::terminal::Escaping;
+use phalanx::launch::worker_name;
 use phalanx::text::shown;
-use phalanx::workers;
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
@@ -37,7 +37,7 @@ where
 
 /// The prefix of this worker's lines, such as `rank 1 (host): `; empty if there is only one worker.
 pub fn rank_prefix() -> String {
-    workers::name().map(|(_, name)| format!("{}: ", shown(name))).unwrap_or_default()
+    worker_name().map(|(_, name)| format!("{}: ", shown(name))).unwrap_or_default()
 }
 
 /// Writes a line to standard error in one call, so that lines of several workers do not interleave.

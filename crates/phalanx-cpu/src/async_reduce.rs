@@ -1,7 +1,7 @@
 //! A thread that all-reduces finished gradient buckets over all processes while the workers keep computing.
 
 use crate::process_collectives::all_reduce;
-use phalanx_graph::process_group::{PeerError, ProcessGroup};
+use phalanx_distributed::{PeerError, ProcessGroup};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

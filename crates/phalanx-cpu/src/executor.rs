@@ -11,11 +11,14 @@ use crate::process_collectives::{self, FusedCollective, ProcessCollectives};
 use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::worker::{self, Run};
-use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, StepTimes};
-use phalanx_graph::process_group::{Cluster, LocalShard};
+use phalanx_exec::{
+    Batch, Cluster, ExecError, Executor, LocalShard, ProcessFlags, Profiling, ProgramId,
+    ResidentData, Staging, StateId, StepTimes, check_own_batch, check_program, check_slots,
+};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
 use phalanx_graph::{ParamId, ParamSpec};
+use std::sync::Arc;
 
 pub use self::memory_requirements::memory_plan;
 
@@ -36,6 +39,12 @@ pub struct CpuOptions {
     pub fixed: bool,
     /// Instruction set; `None` selects the best available.
     pub isa: Option<Isa>,
+}
+
+/// Workers of each of `devices` devices: as requested, or for 0 the device's share of the cores.
+pub(crate) fn workers_per_device(devices: usize, requested: usize) -> usize {
+    let workers = if requested == 0 { usable_cores() / devices.max(1) } else { requested };
+    workers.clamp(1, worker::MAX_WORKERS_PER_DEVICE)
 }
 
 /// The offset of each parameter in a flat buffer, in floats.
@@ -89,7 +98,7 @@ pub(crate) struct WorkerMemory {
 
 /// A program and the data that `load` derives from it.
 pub(crate) struct LoadedProgram {
-    pub program: Program,
+    pub program: Arc<Program>,
     /// The tape of each instruction, if any.
     pub tapes: Vec<Option<TapePlan>>,
     pub update: Option<TapePlan>,
@@ -158,11 +167,7 @@ impl CpuExecutor {
         let own = cluster.as_ref().map_or(Ok(0..devices), |c| c.check(devices))?;
         let all = cluster.as_ref().map_or(devices, Cluster::all_devices);
         let even = cluster.as_ref().is_none_or(|c| c.devices.iter().all(|d| *d == devices));
-        let available = usable_cores();
-        let workers = match options.workers {
-            0 => (available / devices).clamp(1, worker::MAX_WORKERS_PER_DEVICE),
-            n => n.min(worker::MAX_WORKERS_PER_DEVICE),
-        };
+        let workers = workers_per_device(devices, options.workers);
         let mesh = match options.fixed {
             true => Mesh::fixed(all).filter(|_| even).ok_or_else(|| ExecError::Program {
                 name: "any".into(),
@@ -289,19 +294,9 @@ impl Executor for CpuExecutor {
         self.collectives.as_ref().map_or(whole, ProcessCollectives::shard)
     }
 
-    fn set_flags(&mut self, bits: u64) {
-        if let Some(collectives) = &self.collectives {
-            collectives.set_flags(bits);
-        }
-    }
-
-    fn flags(&self) -> Option<u64> {
-        self.collectives.as_ref().map(ProcessCollectives::flags)
-    }
-
-    fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
-        program.check_executor(self.mesh, &self.params)?;
-        program.check_slots(self.programs.iter().map(|p| &p.program))?;
+    fn load(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError> {
+        check_program(&program, self.mesh, &self.params)?;
+        check_slots(&program, self.programs.iter().map(|p| &*p.program))?;
         if program.options().policy != Policy::Float32 {
             let reason = "CPU devices store 32-bit floats".into();
             return Err(ExecError::Program { name: program.name().into(), reason });
@@ -351,7 +346,7 @@ impl Executor for CpuExecutor {
         let shard = self.shard();
         let own = shard.rows(batch.rows);
         let loaded = self.programs.get(id.0).ok_or_else(unknown)?;
-        loaded.program.check_own_batch(batch, own.len())?;
+        check_own_batch(&loaded.program, batch, own.len())?;
         // A `load` that ran out of memory may have freed buffers that this program needs.
         self.reserve(loaded.memory)?;
         let loaded = &self.programs[id.0];
@@ -427,48 +422,41 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
-    fn param(&self, id: ParamId) -> Vec<f32> {
-        self.devices[0].params.as_floats()[self.range(id)].to_vec()
-    }
-
-    fn set_param(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.check_len(id, values.len())?;
-        let range = self.range(id);
-        for d in &mut self.devices {
-            d.params.as_floats_mut()[range.clone()].copy_from_slice(values);
-        }
-        Ok(())
+    /// Steps run to completion in `start`.
+    fn in_flight(&self) -> bool {
+        false
     }
 
     fn slots(&self) -> usize {
         self.devices[0].slots.len()
     }
 
-    fn slot(&self, slot: usize, id: ParamId) -> Vec<f32> {
-        self.devices[0].slots[slot].as_floats()[self.range(id)].to_vec()
+    fn read(&self, id: StateId) -> Result<Option<Vec<f32>>, ExecError> {
+        let device = &self.devices[0];
+        let (buffer, param) = match id {
+            StateId::Param(param) => (Some(&device.params), param),
+            StateId::Slot(slot, param) => (device.slots.get(slot), param),
+            StateId::Accumulated(param) => (Some(&device.accumulated), param),
+        };
+        let buffer = buffer.filter(|buffer| buffer.bytes() >= self.layout.len * 4);
+        Ok(buffer.map(|buffer| buffer.as_floats()[self.range(param)].to_vec()))
     }
 
-    fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.check_len(id, values.len())?;
-        let range = self.range(id);
-        for d in &mut self.devices {
-            d.slots[slot].as_floats_mut()[range.clone()].copy_from_slice(values);
-        }
-        Ok(())
-    }
-
-    fn accumulated(&self, id: ParamId) -> Option<Vec<f32>> {
-        let buffer = &self.devices[0].accumulated;
-        let allocated = buffer.bytes() >= self.layout.len * 4;
-        allocated.then(|| buffer.as_floats()[self.range(id)].to_vec())
-    }
-
-    fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.check_len(id, values.len())?;
-        let range = self.range(id);
-        for d in &mut self.devices {
-            grow(&mut self.heap, &mut d.accumulated, self.layout.len * 4, "accumulated gradients")?;
-            d.accumulated.as_floats_mut()[range.clone()].copy_from_slice(values);
+    fn write(&mut self, id: StateId, values: &[f32]) -> Result<(), ExecError> {
+        let (StateId::Param(param) | StateId::Slot(_, param) | StateId::Accumulated(param)) = id;
+        self.check_len(param, values.len())?;
+        let range = self.range(param);
+        for device in &mut self.devices {
+            let buffer = match id {
+                StateId::Param(_) => &mut device.params,
+                StateId::Slot(slot, _) => &mut device.slots[slot],
+                StateId::Accumulated(_) => {
+                    let bytes = self.layout.len * 4;
+                    grow(&mut self.heap, &mut device.accumulated, bytes, "accumulated gradients")?;
+                    &mut device.accumulated
+                }
+            };
+            buffer.as_floats_mut()[range.clone()].copy_from_slice(values);
         }
         Ok(())
     }
@@ -482,6 +470,24 @@ impl Executor for CpuExecutor {
         self.times
     }
 
+    fn staging(&mut self) -> Option<&mut dyn Staging> {
+        None
+    }
+
+    fn resident_data(&mut self) -> Option<&mut dyn ResidentData> {
+        None
+    }
+
+    fn profiling(&mut self) -> Option<&mut dyn Profiling> {
+        Some(self)
+    }
+
+    fn process_flags(&mut self) -> Option<&mut dyn ProcessFlags> {
+        self.collectives.as_mut().map(|collectives| collectives as &mut dyn ProcessFlags)
+    }
+}
+
+impl Profiling for CpuExecutor {
     fn set_profiling(&mut self, on: bool) {
         self.profiling = on;
         if on {

@@ -3,11 +3,13 @@
 #![deny(missing_docs)]
 
 mod async_reduce;
+mod backend;
 mod compute;
 mod denormals;
 mod executor;
 pub mod kernels;
 mod memory;
+mod optimized;
 mod pool;
 mod process_collectives;
 pub mod reference;
@@ -17,19 +19,8 @@ mod spatial_split;
 mod update;
 mod worker;
 
+pub use backend::CpuBackend;
 pub use executor::{CpuExecutor, CpuOptions, memory_plan};
 pub use memory::{available_memory, free_memory, physical_memory};
+pub use optimized::OPTIMIZED;
 pub use pool::{cores, restricted_cores, share_cores, usable_cores};
-pub use process_collectives::overlap_enabled;
-
-/// Whether the kernels are compiled with optimisation. Without it they are about forty times slower.
-pub const OPTIMIZED: bool = !matches!(env!("PHALANX_CPU_OPT_LEVEL").as_bytes(), b"0");
-
-#[cfg(test)]
-mod tests {
-    /// The workspace's tests and programs run at full speed and without a warning.
-    #[test]
-    fn a_development_build_of_the_workspace_has_optimised_kernels() {
-        assert!(std::hint::black_box(super::OPTIMIZED), "{}", env!("PHALANX_CPU_OPT_LEVEL"));
-    }
-}

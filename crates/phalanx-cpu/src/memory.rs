@@ -1,6 +1,6 @@
 //! Aligned, zeroed buffers that workers address by raw pointer.
 
-use phalanx_graph::exec::ExecError;
+use phalanx_exec::ExecError;
 use std::sync::{Arc, OnceLock};
 
 /// Alignment of buffers: a cache line, in bytes.

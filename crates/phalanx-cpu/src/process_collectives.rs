@@ -7,8 +7,9 @@
 use crate::async_reduce::ReduceThread;
 use crate::memory::{Buffer, Heap};
 use crate::worker::{self, WorkerCtx};
-use phalanx_graph::exec::ExecError;
-use phalanx_graph::process_group::{Cluster, LocalShard, PeerError, ProcessGroup};
+use phalanx_distributed::{PeerError, ProcessGroup};
+use phalanx_exec::ExecError;
+use phalanx_exec::{Cluster, LocalShard, ProcessFlags};
 use phalanx_graph::program::{GradientPlan, Instr, Location, Program, ValueId, split_range};
 use phalanx_graph::{DType, Mesh, ParamId, Scope};
 use std::ops::{Add, Range};
@@ -124,6 +125,16 @@ pub(crate) fn gradient_offsets(program: &Program) -> Vec<usize> {
     offsets
 }
 
+impl ProcessFlags for ProcessCollectives {
+    fn set_flags(&mut self, bits: u64) {
+        self.state().next_flags = bits;
+    }
+
+    fn flags(&self) -> u64 {
+        self.state().flags
+    }
+}
+
 impl ProcessCollectives {
     /// The collectives of the process that owns `own_devices` of the mesh.
     pub fn new(
@@ -160,14 +171,6 @@ impl ProcessCollectives {
 
     pub fn shard(&self) -> LocalShard {
         LocalShard { mesh: self.mesh, devices: self.own_devices.clone() }
-    }
-
-    pub fn set_flags(&self, bits: u64) {
-        self.state().next_flags = bits;
-    }
-
-    pub fn flags(&self) -> u64 {
-        self.state().flags
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

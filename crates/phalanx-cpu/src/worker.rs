@@ -8,8 +8,8 @@ use crate::pool::Barrier;
 use crate::process_collectives::{self, ProcessCollectives};
 use crate::simd::Isa;
 use crate::update;
-use phalanx_graph::exec::{Batch, ExecError, FeedData, StepTimes};
-use phalanx_graph::process_group::PeerError;
+use phalanx_distributed::PeerError;
+use phalanx_exec::{Batch, ExecError, FeedData, StepTimes};
 use phalanx_graph::program::{
     Instr, Location, Mesh, Program, SHARDS, Split, Value, ValueId, split_range,
 };

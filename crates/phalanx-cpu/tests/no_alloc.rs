@@ -1,7 +1,7 @@
 //! After warm-up a training step allocates nothing on any thread.
 
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData};
+use phalanx_exec::{Accumulate, Batch, Executor, FeedData};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{DType, Mesh, Options, Program, Scope, Step};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd, wide};
@@ -38,7 +38,7 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
     let mut e = CpuExecutor::new(options, step.graph.params()).expect("starts");
     let specs = step.graph.feeds().to_vec();
     let program = Program::compile(step, Options::new(mesh, ROWS)).expect("compiles");
-    let id = e.load(program).expect("loads");
+    let id = e.load(program.into()).expect("loads");
     let (floats, ints) = (vec![0.1; ROWS * 140], vec![1; ROWS * 2]);
     let feeds: Vec<FeedData<'_>> = specs
         .iter()

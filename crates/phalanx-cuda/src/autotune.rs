@@ -4,10 +4,10 @@
 
 use crate::cache;
 use crate::cudnn::{ConvPlan, Cudnn};
-use crate::driver::{DeviceBuffer, Event, Result, Stream};
 use crate::launch::Elem;
-use crate::libs::{self, Lib};
 use crate::work_item::{Conv, Gemm, Matrix};
+use phalanx_cuda_driver::driver::{DeviceBuffer, Event, Result, Stream};
+use phalanx_cuda_driver::libs::{self, Lib};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 

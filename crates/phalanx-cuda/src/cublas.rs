@@ -1,12 +1,12 @@
 //! Matrix products with cuBLASLt.
 
-use crate::driver::{Failure, Result, Stream};
 use crate::launch::{Elem, Ptr};
 use crate::work_item::{Gemm, Matrix};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
     cublasLtMatmulDescAttributes_t as Attribute, cublasStatus_t as Status, cudaDataType_t as Type,
 };
+use phalanx_cuda_driver::driver::{Failure, Result, Stream};
 use std::ffi::c_void;
 
 /// Maximum workspace of a product, in bytes.

@@ -1,7 +1,6 @@
 //! Convolutions with cuDNN's graph API: one operation, the engines its heuristics propose, and an
 //! execution plan for one of them.
 
-use crate::driver::{Failure, Result, Stream};
 use crate::launch::{Elem, Ptr};
 use crate::work_item::{Conv, Images, Pass};
 use cudarc::cudnn::sys::{
@@ -9,6 +8,7 @@ use cudarc::cudnn::sys::{
     cudnnBackendDescriptorType_t as Type, cudnnBackendNumericalNote_t as Note,
     cudnnStatus_t as Status,
 };
+use phalanx_cuda_driver::driver::{Failure, Result, Stream};
 use std::ffi::{CStr, c_void};
 
 /// Ids of a convolution's tensors inside its plan.

@@ -2,7 +2,7 @@
 
 use crate::launch::{Block, Ptr};
 use crate::work_item::WorkItem;
-use phalanx_graph::exec::ExecError;
+use phalanx_exec::ExecError;
 
 /// Steps whose inputs can be staged on a GPU at the same time. Each has its own copy there.
 pub(crate) const MAX_STAGED_STEPS: usize = 2;

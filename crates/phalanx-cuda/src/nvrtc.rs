@@ -1,9 +1,9 @@
 //! Runtime compilation of kernels, with a cache on disk.
 
 use crate::cache;
-use crate::driver::{Failure, Result};
 use crate::launch::Source;
 use cudarc::nvrtc::sys::{self, nvrtcResult};
+use phalanx_cuda_driver::driver::{Failure, Result};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};

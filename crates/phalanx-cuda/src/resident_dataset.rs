@@ -3,11 +3,11 @@
 //! feeds without a row axis, its row indices and the augmentation of each row.
 //! `kernels/resident_dataset.cu` reads the list.
 
-use crate::executor::as_bytes;
+use crate::bytes::as_bytes;
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Ptr, Word};
+use phalanx_exec::{AffineAugment, Column, ColumnData, Fill, ImageShape, StepInput};
 use phalanx_graph::DType;
-use phalanx_graph::resident::{AffineAugment, Column, ColumnData, Fill, ImageShape, StepInput};
 use std::ops::Range;
 
 /// Bytes of the list's head, and of each step's head.

@@ -11,7 +11,7 @@ pub const MAX_RANK: usize = 16;
 pub const MAX_ELEMENTS: usize = usize::MAX >> 16;
 
 /// The number of elements of a value with these dimensions; `usize::MAX` on overflow.
-pub(crate) fn count(dims: &[usize]) -> usize {
+pub fn count(dims: &[usize]) -> usize {
     let all = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     all.unwrap_or(if dims.contains(&0) { 0 } else { usize::MAX })
 }

@@ -4,7 +4,7 @@ use crate::Lab;
 use crate::harness::*;
 use crate::networks::{mlp, momentum};
 use crate::simulate::{Minibatch, Numbers, SEED};
-use phalanx_graph::exec::{Batch, ExecError, FeedData, ProgramId};
+use phalanx_exec::{Batch, ExecError, FeedData, ProgramId};
 
 /// Runs one step of a small network after applying `change` to the feeds.
 fn attempt(

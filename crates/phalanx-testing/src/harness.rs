@@ -2,8 +2,9 @@
 
 use crate::Lab;
 use phalanx_cpu::reference::{Bindings, Context, Data, Value};
-use phalanx_graph::exec::{Batch, Executor, FeedData};
+use phalanx_exec::{Batch, Executor, FeedData};
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step};
+use std::sync::Arc;
 
 /// The elements of a feed, owned.
 pub enum Elements {
@@ -53,8 +54,8 @@ pub fn set_params(e: &mut dyn Executor, params: &[Value]) {
 }
 
 /// Compiles for a mesh.
-pub fn compile(step: &Step, mesh: Mesh, max_batch: usize) -> Program {
-    Program::compile(step.clone(), Options::new(mesh, max_batch)).expect("compiles")
+pub fn compile(step: &Step, mesh: Mesh, max_batch: usize) -> Arc<Program> {
+    Program::compile(step.clone(), Options::new(mesh, max_batch)).expect("compiles").into()
 }
 
 /// The batch that corresponds to a reference evaluation, without an optimizer.

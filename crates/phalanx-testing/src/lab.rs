@@ -1,6 +1,6 @@
 //! The interface between the shared tests and an executor.
 
-use phalanx_graph::exec::Executor;
+use phalanx_exec::Executor;
 use phalanx_graph::{Mesh, ParamSpec};
 
 /// Tolerated errors against f64, relative to the largest number.

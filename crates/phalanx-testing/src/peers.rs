@@ -1,9 +1,12 @@
 //! Process groups whose processes are threads, to test multi-process executors on one machine.
 
-use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, StepTimes};
-use phalanx_graph::process_group::{Cluster, PeerError, ProcessGroup};
+use phalanx_distributed::{PeerError, ProcessGroup};
+use phalanx_exec::{
+    Batch, Cluster, ExecError, Executor, FeedData, LocalShard, ProcessFlags, Profiling, ProgramId,
+    ResidentData, Staging, StateId, StepTimes, check_batch,
+};
 use phalanx_graph::program::Program;
-use phalanx_graph::{FeedSpec, Mesh, ParamId};
+use phalanx_graph::{FeedSpec, Mesh};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -108,7 +111,7 @@ pub fn local_feeds<'a>(
 /// fetch the same bits.
 pub struct Job {
     processes: Vec<Mutex<Box<dyn Executor>>>,
-    programs: Vec<Program>,
+    programs: Vec<Arc<Program>>,
     fetched: Vec<Vec<f32>>,
 }
 
@@ -144,7 +147,13 @@ impl Executor for Job {
         self.first(|e| e.mesh())
     }
 
-    fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
+    /// The devices of all processes.
+    fn shard(&self) -> LocalShard {
+        let mesh = self.mesh();
+        LocalShard { mesh, devices: 0..mesh.devices }
+    }
+
+    fn load(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError> {
         let ids = self.all(|e| e.load(program.clone()))?;
         self.programs.push(program);
         Ok(ids[0])
@@ -154,7 +163,7 @@ impl Executor for Job {
         let unknown = || ExecError::Program { name: String::new(), reason: "not loaded".into() };
         let program = self.programs.get(id.0).ok_or_else(unknown)?;
         // An invalid batch is rejected for all processes.
-        program.check_batch(batch)?;
+        check_batch(program, batch)?;
         let mut fetched = self.all(|e| {
             let feeds = local_feeds(program.feeds(), batch.feeds, e.shard().rows(batch.rows));
             let mut fetched = vec![];
@@ -175,32 +184,21 @@ impl Executor for Job {
         Ok(())
     }
 
-    fn param(&self, id: ParamId) -> Vec<f32> {
-        self.first(|e| e.param(id))
-    }
-
-    fn set_param(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.all(|e| e.set_param(id, values)).map(|_| ())
+    /// Steps run to completion in `start`.
+    fn in_flight(&self) -> bool {
+        false
     }
 
     fn slots(&self) -> usize {
         self.first(|e| e.slots())
     }
 
-    fn slot(&self, slot: usize, id: ParamId) -> Vec<f32> {
-        self.first(|e| e.slot(slot, id))
+    fn read(&self, id: StateId) -> Result<Option<Vec<f32>>, ExecError> {
+        self.first(|e| e.read(id))
     }
 
-    fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.all(|e| e.set_slot(slot, id, values)).map(|_| ())
-    }
-
-    fn accumulated(&self, id: ParamId) -> Option<Vec<f32>> {
-        self.first(|e| e.accumulated(id))
-    }
-
-    fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.all(|e| e.set_accumulated(id, values)).map(|_| ())
+    fn write(&mut self, id: StateId, values: &[f32]) -> Result<(), ExecError> {
+        self.all(|e| e.write(id, values)).map(|_| ())
     }
 
     fn check_consistency(&self) -> Result<(), ExecError> {
@@ -209,5 +207,21 @@ impl Executor for Job {
 
     fn times(&self) -> StepTimes {
         self.first(|e| e.times())
+    }
+
+    fn staging(&mut self) -> Option<&mut dyn Staging> {
+        None
+    }
+
+    fn resident_data(&mut self) -> Option<&mut dyn ResidentData> {
+        None
+    }
+
+    fn profiling(&mut self) -> Option<&mut dyn Profiling> {
+        None
+    }
+
+    fn process_flags(&mut self) -> Option<&mut dyn ProcessFlags> {
+        None
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::harness::device_bindings;
 use phalanx_cpu::reference::{Bindings, Context, Value, evaluate, run_tape};
-use phalanx_graph::exec::Accumulate;
+use phalanx_exec::Accumulate;
 use phalanx_graph::update::{Clip, SlotInit};
 use phalanx_graph::{Mesh, NodeId, Space, Step, rng};
 

@@ -5,7 +5,7 @@ use crate::harness::*;
 use crate::networks::{mlp, momentum};
 use crate::simulate::{Numbers, SEED};
 use phalanx_cpu::reference::{Bindings, Context, evaluate};
-use phalanx_graph::exec::Batch;
+use phalanx_exec::{Batch, StateId};
 use phalanx_graph::update::{RuleBuilder, Slot, SlotInit};
 use phalanx_graph::{Fetch, Graph, Mesh, ParamId, Step};
 
@@ -20,13 +20,17 @@ pub fn a_step_may_do_nothing_but_assign(lab: &dyn Lab) {
     for mesh in lab.meshes() {
         let params = Numbers::new(0).params(&step);
         let mut e = executor(lab, mesh, step.graph.params(), &params);
-        let before = ids.map(|id| e.param(id));
+        let before = ids.map(|id| e.param(id).unwrap());
         let id = e.load(compile(&step, mesh, 1)).expect("loads");
         let context = Context { rows: 0, seed: 0, step: 0 };
         e.run(id, &batch(&context, &[]), &mut vec![]).expect("runs");
         e.check_consistency().expect("mirrored");
         let want: Vec<f32> = before[0].iter().map(|v| v * 0.5).collect();
-        assert_eq!((e.param(ids[0]), e.param(ids[1])), (want, before[1].clone()), "{mesh:?}");
+        assert_eq!(
+            (e.param(ids[0]).unwrap(), e.param(ids[1]).unwrap()),
+            (want, before[1].clone()),
+            "{mesh:?}"
+        );
     }
 }
 
@@ -60,7 +64,7 @@ pub fn programs_share_parameters(lab: &dyn Lab) {
         }
         let b = numbers.batch(&train, 50, 0);
         let params = (0..train.graph.params().len() as u32).map(ParamId).map(|id| {
-            let floats = e.param(id).iter().map(|v| f64::from(*v)).collect();
+            let floats = e.param(id).unwrap().iter().map(|v| f64::from(*v)).collect();
             phalanx_cpu::reference::Value::float(
                 train.graph.params()[id.index()].dims.clone(),
                 floats,
@@ -89,7 +93,7 @@ pub fn weights_are_fetched_before_the_update(lab: &dyn Lab) {
         let (owned, mut fetched) = (elements(&b.feeds), vec![]);
         let feeds = feeds(&owned);
         for _ in 0..20 {
-            let before = e.param(ParamId(0));
+            let before = e.param(ParamId(0)).unwrap();
             let (rows, scalars) = (b.rows, &b.scalars[..]);
             let batch = Batch {
                 rows,
@@ -116,9 +120,12 @@ pub fn slots_start_as_the_rule_says(lab: &dyn Lab) {
     let mut e = executor(lab, mesh, step.graph.params(), &Numbers::new(0).params(&step));
     e.load(compile(&step, mesh, 4)).expect("loads");
     assert_eq!(e.slots(), 2);
-    assert_eq!(e.slot(0, ParamId(0)), e.param(ParamId(0)));
-    assert_eq!(e.slot(1, ParamId(0)), [0.25; 15]);
-    e.set_slot(1, ParamId(0), &[2.0; 15]).expect("fits");
-    assert_eq!(e.slot(1, ParamId(0)), [2.0; 15]);
-    assert!(e.set_slot(1, ParamId(0), &[2.0; 3]).is_err());
+    assert_eq!(
+        e.read(StateId::Slot(0, ParamId(0))).unwrap().unwrap(),
+        e.param(ParamId(0)).unwrap()
+    );
+    assert_eq!(e.read(StateId::Slot(1, ParamId(0))).unwrap().unwrap(), [0.25; 15]);
+    e.write(StateId::Slot(1, ParamId(0)), &[2.0; 15]).expect("fits");
+    assert_eq!(e.read(StateId::Slot(1, ParamId(0))).unwrap().unwrap(), [2.0; 15]);
+    assert!(e.write(StateId::Slot(1, ParamId(0)), &[2.0; 3]).is_err());
 }

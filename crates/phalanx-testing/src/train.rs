@@ -4,7 +4,7 @@ use crate::Lab;
 use crate::harness::*;
 use crate::networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
-use phalanx_graph::exec::{Accumulate, Batch, Executor};
+use phalanx_exec::{Accumulate, Batch, Executor, StateId};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamId, Scope, Step};
 
@@ -13,8 +13,9 @@ type State = Vec<Vec<f32>>;
 
 fn state(e: &dyn Executor, step: &Step) -> State {
     let ids = || (0..step.graph.params().len() as u32).map(ParamId);
-    let slots = (0..e.slots()).flat_map(|s| ids().map(move |id| e.slot(s, id)));
-    ids().map(|id| e.param(id)).chain(slots).collect()
+    let slots = (0..e.slots())
+        .flat_map(|s| ids().map(move |id| e.read(StateId::Slot(s, id)).unwrap().unwrap()));
+    ids().map(|id| e.param(id).unwrap()).chain(slots).collect()
 }
 
 /// Runs the batches and returns the final state and the rows that each step fetched.
@@ -43,7 +44,7 @@ fn execute(
         e.run(id, &batch, &mut fetched).expect("runs");
         rows.push(fetched[1].clone());
         if let Some(scaling) = step.loss_scale {
-            assert_eq!(fetched[2], e.param(scaling.state), "fetched after the update");
+            assert_eq!(fetched[2], e.param(scaling.state).unwrap(), "fetched after the update");
         }
         e.check_consistency().expect("mirrored");
     }

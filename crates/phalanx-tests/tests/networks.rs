@@ -2,13 +2,21 @@
 //! emulated one.
 
 use phalanx::prelude::*;
-use phalanx_cuda::emulator;
+use phalanx::strategy::Backend;
+use phalanx_cuda::CudaBackend;
+use phalanx_cuda::emulator::Emulator;
 use phalanx_testing::needs;
+use std::sync::Arc;
+
+/// The GPU of this machine, if it has one.
+fn real_gpu() -> Option<CudaBackend> {
+    let backend = CudaBackend::new();
+    backend.devices().is_ok_and(|gpus| !gpus.is_empty()).then_some(backend)
+}
 
 /// Whether products round their operands to TF32, with 10 bits of mantissa.
 fn tf32() -> bool {
-    let real = phalanx_cuda::gpus().is_ok_and(|gpus| gpus[0].name != "emulated GPU");
-    real && std::env::var("PHALANX_TF32").map_or(true, |v| v != "0")
+    real_gpu().is_some() && std::env::var("PHALANX_TF32").map_or(true, |v| v != "0")
 }
 
 /// The tolerated distance of gradients, relative to their norm.
@@ -16,11 +24,10 @@ fn tolerance() -> f64 {
     if tf32() { 0.1 } else { 1e-2 }
 }
 
-/// Installs an emulated GPU if there is no real one.
-fn ensure_gpu() {
-    if !phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty()) {
-        emulator::install(1);
-    }
+/// The GPU of this machine, or an emulated one.
+fn gpu() -> MirroredStrategy {
+    let backend = real_gpu().unwrap_or_else(|| CudaBackend::emulated(Emulator::new(1)));
+    MirroredStrategy::with_backend(Arc::new(backend), ["gpu:0"]).unwrap()
 }
 
 /// Noise, and class labels.
@@ -41,11 +48,10 @@ fn batch(rows: usize, dims: &[usize]) -> (Tensor, Tensor) {
 fn gradients(
     build: &dyn Fn() -> Model,
     logits: bool,
-    device: &str,
+    strategy: MirroredStrategy,
     rows: usize,
     dims: &[usize],
 ) -> Vec<(String, Tensor)> {
-    let strategy = MirroredStrategy::with_devices([device]).unwrap();
     let loss = SparseCategoricalCrossentropy::default().from_logits(logits);
     let mut model = build();
     model.compile(Compile::new("sgd").loss(loss).strategy(strategy).seed(3)).unwrap();
@@ -66,9 +72,8 @@ fn compare_within(
     rows: usize,
     dims: &[usize],
 ) {
-    ensure_gpu();
-    let cpu = gradients(&build, logits, "cpu:0", rows, dims);
-    let gpu = gradients(&build, logits, "gpu:0", rows, dims);
+    let cpu = gradients(&build, logits, MirroredStrategy::cpus(1).unwrap(), rows, dims);
+    let gpu = gradients(&build, logits, gpu(), rows, dims);
     assert_eq!(cpu.len(), gpu.len());
     // The gradient of a bias before batch normalisation is only rounding noise. Distances are therefore relative
     // to at least a thousandth of the largest norm.
@@ -112,7 +117,6 @@ fn minigooglenet() {
 #[needs(gpu_or_gxx)]
 #[test]
 fn resnet50() {
-    ensure_gpu();
     // TF32 is too coarse for fifty layers: the gradients are only checked to be finite.
     let factor = if tf32() { f64::MAX } else { 5.0 };
     let build = || applications::resnet50([64, 64, 3], Some(10)).unwrap();

@@ -1,8 +1,8 @@
 //! The error type of the library.
 
 use crate::model::gibibytes;
+use phalanx_exec::ExecError;
 use phalanx_graph::GraphError;
-use phalanx_graph::exec::ExecError;
 use phalanx_graph::text::{brief, part};
 use std::fmt;
 use std::path::PathBuf;
@@ -235,6 +235,19 @@ fn edit_distance(from: &str, to: &str) -> usize {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<phalanx_distributed::Error> for Error {
+    fn from(error: phalanx_distributed::Error) -> Error {
+        use phalanx_distributed::Error as E;
+        match error {
+            E::Argument { owner, argument, expected, received } => {
+                Error::argument(owner, argument, expected, received)
+            }
+            E::Config { owner, message } => Error::config(owner, message),
+            other => Error::Exec(other.into()),
+        }
     }
 }
 

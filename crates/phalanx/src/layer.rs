@@ -8,7 +8,6 @@ use crate::constraints::Constraint;
 use crate::error::{Error, Result};
 use crate::initializers::Initializer;
 use crate::regularizers::Regularizer;
-use phalanx_graph::exec::Executor;
 use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope};
 use serde_json::{Map, Value};
 use std::fmt::{self, Debug};
@@ -85,19 +84,11 @@ pub struct Weight {
     pub values: Option<Vec<f32>>,
 }
 
-/// Weight storage outside the layers: the devices of a compiled model.
+/// Weight storage outside the layers: the devices of a compiled model. Models that share layers read each other's
+/// weights through it.
 pub(crate) trait WeightStore: Send + Sync {
     /// Returns the values of a parameter.
-    fn read(&self, param: ParamId) -> Vec<f32>;
-}
-
-/// The executor of a compiled model. Models that share layers read each other's weights through it.
-pub(crate) type SharedExecutor = Arc<Mutex<Box<dyn Executor>>>;
-
-impl WeightStore for Mutex<Box<dyn Executor>> {
-    fn read(&self, param: ParamId) -> Vec<f32> {
-        lock(self).param(param)
-    }
+    fn read(&self, param: ParamId) -> Result<Vec<f32>>;
 }
 
 /// The store that holds the newest values of a layer's weights.
@@ -107,8 +98,8 @@ struct Owner {
 }
 
 impl Owner {
-    fn is_executor(&self, executor: &SharedExecutor) -> bool {
-        std::ptr::addr_eq(self.store.as_ptr(), Arc::as_ptr(executor))
+    fn is(&self, store: &Arc<dyn WeightStore>) -> bool {
+        std::ptr::addr_eq(self.store.as_ptr(), Arc::as_ptr(store))
     }
 }
 
@@ -166,44 +157,55 @@ impl LayerInstance {
     }
 
     /// Copies the newest values to the host.
-    pub(crate) fn sync_to_host(&self) {
-        self.sync_from_other(None);
+    ///
+    /// # Errors
+    /// The devices cannot be read. The host keeps its last values.
+    pub(crate) fn sync_to_host(&self) -> Result<()> {
+        self.sync_from_other(None).map(|_| ())
     }
 
     /// Like [`sync_to_host`](Self::sync_to_host), but does nothing and returns `None` if `own` has the
     /// newest values. Otherwise returns the version of the host values.
-    pub(crate) fn sync_from_other(&self, own: Option<&SharedExecutor>) -> Option<u64> {
+    pub(crate) fn sync_from_other(
+        &self,
+        own: Option<&Arc<dyn WeightStore>>,
+    ) -> Result<Option<u64>> {
         let owner = lock(&self.owner);
         if let Some(owner) = &*owner {
-            if own.is_some_and(|own| owner.is_executor(own)) {
-                return None;
+            if own.is_some_and(|own| owner.is(own)) {
+                return Ok(None);
             }
             if let Some(store) = owner.store.upgrade() {
                 // Read first: the store is never locked while the weights are locked.
-                let values: Vec<Vec<f32>> = owner.params.iter().map(|p| store.read(*p)).collect();
+                let values = owner.params.iter().map(|p| store.read(*p));
+                let values = values.collect::<Result<Vec<Vec<f32>>>>()?;
                 for (weight, values) in self.weights().iter_mut().zip(values) {
                     weight.values = Some(values);
                 }
                 self.version.fetch_add(1, Ordering::Relaxed);
             }
         }
-        Some(self.version.load(Ordering::Relaxed))
+        Ok(Some(self.version.load(Ordering::Relaxed)))
     }
 
-    /// Copies the newest values to the host if `executor` has them, before it is dropped.
-    pub(crate) fn release(&self, executor: &SharedExecutor) {
-        if lock(&self.owner).as_ref().is_some_and(|owner| owner.is_executor(executor)) {
-            self.sync_to_host();
-            *lock(&self.owner) = None;
+    /// Copies the newest values to the host if `store` has them, before it is dropped.
+    ///
+    /// # Errors
+    /// As for [`sync_to_host`](Self::sync_to_host).
+    pub(crate) fn release(&self, store: &Arc<dyn WeightStore>) -> Result<()> {
+        if !lock(&self.owner).as_ref().is_some_and(|owner| owner.is(store)) {
+            return Ok(());
         }
+        let synced = self.sync_to_host();
+        *lock(&self.owner) = None;
+        synced
     }
 
-    /// Records that `executor` has the newest values, in the parameters `params`.
-    pub(crate) fn set_owner(&self, executor: &SharedExecutor, params: &[ParamId]) {
+    /// Records that `store` has the newest values, in the parameters `params`.
+    pub(crate) fn set_owner(&self, store: &Arc<dyn WeightStore>, params: &[ParamId]) {
         let mut owner = lock(&self.owner);
-        if !owner.as_ref().is_some_and(|owner| owner.is_executor(executor)) {
-            let store: Weak<Mutex<Box<dyn Executor>>> = Arc::downgrade(executor);
-            *owner = Some(Owner { store, params: params.to_vec() });
+        if !owner.as_ref().is_some_and(|owner| owner.is(store)) {
+            *owner = Some(Owner { store: Arc::downgrade(store), params: params.to_vec() });
         }
     }
 

@@ -80,11 +80,7 @@ impl std::str::FromStr for Bytes {
 
 /// Parses `cpu` or `gpu`.
 pub fn device_kind(text: &str) -> Result<DeviceKind, String> {
-    match text {
-        "cpu" => Ok(DeviceKind::Cpu),
-        "gpu" => Ok(DeviceKind::Gpu),
-        _ => Err("expected cpu or gpu".into()),
-    }
+    text.parse().map_err(|_| "expected cpu or gpu".into())
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The output of `phalanx bench --profile`, as a table or JSON.
 
-use phalanx::prelude::DeviceKind;
 use phalanx::text::shown;
 use phalanx::{Line, Profile};
 use serde_json::{Value, json};
@@ -10,13 +9,13 @@ use std::io::{Result, Write};
 const TOP_INSTRUCTIONS: usize = 15;
 
 /// Prints time, arithmetic and memory traffic by op, then the slowest instructions.
-pub fn print(profile: &Profile, kind: DeviceKind, out: &mut impl Write) -> Result<()> {
+pub fn print(profile: &Profile, note: Option<&str>, out: &mut impl Write) -> Result<()> {
     let total = profile.seconds();
     writeln!(
         out,
         "\nprofile: {:.3} ms a step, the mean over {}",
         total * 1e3,
-        averaged_over(profile.steps, kind)
+        averaged_over(profile.steps, note)
     )?;
     let head = ["op", "count", "ms", "share", "GFLOP/s", "GB/s"];
     let [op, count, ms, share, flops, bytes] = head;
@@ -31,12 +30,12 @@ pub fn print(profile: &Profile, kind: DeviceKind, out: &mut impl Write) -> Resul
     Ok(())
 }
 
-/// Describes what the times are averaged over.
-fn averaged_over(steps: u64, kind: DeviceKind) -> String {
+/// Describes what the times are averaged over. `note` says how devices measure, unless workers do.
+fn averaged_over(steps: u64, note: Option<&str>) -> String {
     let word = if steps == 1 { "step" } else { "steps" };
-    match kind {
-        DeviceKind::Cpu => format!("workers and {steps} {word}"),
-        DeviceKind::Gpu => format!("{steps} {word}, each launch measured by itself"),
+    match note {
+        None => format!("workers and {steps} {word}"),
+        Some(note) => format!("{steps} {word}, {note}"),
     }
 }
 
@@ -83,9 +82,9 @@ mod tests {
 
     #[test]
     fn one_step_is_singular_and_gpus_mention_separate_launches() {
-        assert_eq!(averaged_over(1, DeviceKind::Cpu), "workers and 1 step");
-        assert_eq!(averaged_over(2, DeviceKind::Cpu), "workers and 2 steps");
-        assert_eq!(averaged_over(1, DeviceKind::Gpu), "1 step, each launch measured by itself");
+        assert_eq!(averaged_over(1, None), "workers and 1 step");
+        assert_eq!(averaged_over(2, None), "workers and 2 steps");
+        assert_eq!(averaged_over(1, Some("each by itself")), "1 step, each by itself");
     }
 
     #[test]
@@ -94,7 +93,7 @@ mod tests {
         let lines = vec![line("dot"), line("all_reduce")];
         let profile = Profile { steps: 1, lines }.lacking(&[1]);
         let mut out = vec![];
-        print(&profile, DeviceKind::Gpu, &mut out).unwrap();
+        print(&profile, Some("each by itself"), &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         let marked = |op: &str| {
             let mut rows = text.lines().filter(|l| l.starts_with(op));

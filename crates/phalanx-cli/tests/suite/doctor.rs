@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// The source file that lists the functions that Phalanx calls in each library.
-const SYMBOLS: &str = include_str!("../../../phalanx-cuda/src/libs/symbols.rs");
+const SYMBOLS: &str = include_str!("../../../phalanx-cuda-driver/src/libs/symbols.rs");
 
 /// The names in a list of [`SYMBOLS`].
 fn names(list: &str) -> Vec<&'static str> {

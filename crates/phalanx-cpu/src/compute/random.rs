@@ -2,8 +2,8 @@
 
 use crate::kernels::random::{self, Dropout};
 use crate::worker::WorkerCtx;
+use phalanx_exec::Batch;
 use phalanx_graph::Op;
-use phalanx_graph::exec::Batch;
 use phalanx_graph::program::ValueId;
 use phalanx_graph::rng::Draw;
 

@@ -2,9 +2,10 @@
 
 use super::CpuExecutor;
 use crate::memory::Buffer;
+use phalanx_distributed::digest;
+use phalanx_exec::ExecError;
+use phalanx_exec::check_equal;
 use phalanx_graph::ParamId;
-use phalanx_graph::exec::ExecError;
-use phalanx_graph::process_group::{check_equal, digest};
 use std::ops::Range;
 
 impl CpuExecutor {

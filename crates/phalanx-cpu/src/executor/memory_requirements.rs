@@ -4,7 +4,7 @@ use super::{CpuExecutor, FlatLayout, grow};
 use crate::compute;
 use crate::kernels::elementwise::TapePlan;
 use crate::update::MIN_REDUCE_SCATTER_DEVICES;
-use phalanx_graph::exec::ExecError;
+use phalanx_exec::ExecError;
 use phalanx_graph::program::{Instr, Program, Split, ValueId};
 use phalanx_graph::update::{SlotInit, UpdateRule};
 use phalanx_graph::{DType, Op, Type};

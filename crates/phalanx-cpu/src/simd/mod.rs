@@ -16,7 +16,7 @@ mod avx2;
 mod avx512;
 mod portable;
 
-use phalanx_graph::exec::ExecError;
+use phalanx_exec::ExecError;
 use std::ffi::OsStr;
 use std::fmt;
 use std::sync::OnceLock;

@@ -2,7 +2,7 @@
 //! process.
 
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::{Batch, Executor};
+use phalanx_exec::{Batch, Executor, StateId};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamId, ParamSpec, Scope, Step};
 use phalanx_testing::Lab;
@@ -65,9 +65,11 @@ fn train(mut e: Box<dyn Executor>, step: &Step, mesh: Mesh) -> Vec<Vec<u32>> {
         all.extend(fetched);
     }
     let ids = || (0..step.graph.params().len() as u32).map(ParamId);
-    all.extend(ids().map(|id| e.param(id)));
+    all.extend(ids().map(|id| e.param(id).unwrap()));
     all.extend(
-        (0..e.slots()).flat_map(|s| ids().map(move |id| (s, id))).map(|(s, id)| e.slot(s, id)),
+        (0..e.slots())
+            .flat_map(|s| ids().map(move |id| (s, id)))
+            .map(|(s, id)| e.read(StateId::Slot(s, id)).unwrap().unwrap()),
     );
     all.into_iter().map(|v| v.into_iter().map(f32::to_bits).collect()).collect()
 }

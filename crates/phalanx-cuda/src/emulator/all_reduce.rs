@@ -2,11 +2,9 @@
 //! find each other by an id that one of them creates.
 
 use super::memory::Memory;
-use super::registry::Registry;
-use crate::device_threads::{AbortableBarrier, Aborted};
 use crate::launch::Elem;
-use crate::process_group::RankAssignment;
 use crate::work_item::Part;
+use phalanx_distributed::{AbortableBarrier, Aborted};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -54,12 +52,6 @@ impl AllReduceGroup {
         }
     }
 
-    /// The group of the GPUs of several processes.
-    pub fn of(assignment: &RankAssignment) -> Arc<AllReduceGroup> {
-        static GROUPS: Registry<AllReduceGroup> = Registry::new();
-        GROUPS.find(assignment.id, || AllReduceGroup::new(assignment.total, assignment.timeout))
-    }
-
     /// Aborts the group, so that no GPU waits any more.
     pub fn abort(&self) {
         self.barrier.abort();
@@ -102,13 +94,13 @@ fn load(memory: &Memory, part: &Part) -> Result<(Elem, Vec<f64>), String> {
 #[cfg(test)]
 mod tests {
     use super::Link;
+    use crate::collectives::ThreadPool;
+    use crate::collectives::{DeviceReplicas, run_all};
     use crate::device::{GpuDevice, Plan};
-    use crate::device_group::{DeviceReplicas, run_all};
-    use crate::device_threads::ThreadPool;
     use crate::emulator::{AllReduceGroup, EmulatedGpu};
     use crate::launch::{Block, Elem, Launch, Ptr, Source};
     use crate::work_item::{Part, Task, WorkItem};
-    use phalanx_graph::exec::ExecError;
+    use phalanx_exec::ExecError;
     use std::sync::Arc;
     use std::time::Duration;
 

@@ -5,13 +5,13 @@ use super::launch::{self, Kernels, Stacks};
 use super::memory::Memory;
 use super::order::{self, Random};
 use super::products;
+use crate::collectives::peer_timeout;
 use crate::device::{ArgLists, GpuDevice, MAX_STAGED_STEPS, Plan, StepId};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::{Block, Ptr};
 use crate::plan::{INPUT_COPIES, WORKSPACES, workspaces};
-use crate::process_group::peer_timeout;
 use crate::work_item::{Task, WorkItem};
-use phalanx_graph::exec::ExecError;
+use phalanx_exec::ExecError;
 
 /// Steps per launch in tests.
 const STEPS_PER_LAUNCH: usize = 3;

@@ -4,15 +4,15 @@
 use crate::device::Plan;
 use crate::fallback;
 use crate::launch::{Launch, Source};
-use crate::libs::{self, Lib};
 use crate::lower::FromTable;
 use crate::nvrtc;
 use crate::plan::{Allocations, RunMode};
 use crate::resident_dataset::{StepLayout, Table};
 use crate::tape::Tapes;
 use crate::work_item::Task;
+use phalanx_cuda_driver::libs::{self, Lib};
+use phalanx_exec::{Column, ColumnData};
 use phalanx_graph::program::Program;
-use phalanx_graph::resident::{Column, ColumnData};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The distinct kernels that programs launch.

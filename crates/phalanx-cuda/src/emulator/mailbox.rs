@@ -1,8 +1,7 @@
 //! Messages between processes, which are threads here, in place of NCCL.
 
-use super::registry::Registry;
-use crate::nccl_transport::Transport;
-use crate::process_group::{LivenessProbe, RankAssignment};
+use phalanx_distributed::transport::Transport;
+use phalanx_distributed::{LivenessProbe, RankAssignment};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 type Messages = HashMap<(usize, usize), VecDeque<Vec<u8>>>;
 
 #[derive(Default)]
-struct Mailbox {
+pub(super) struct Mailbox {
     messages: Mutex<Messages>,
     changed: Condvar,
 }
@@ -26,20 +25,19 @@ impl Mailbox {
 }
 
 /// The transport of one process.
-struct MailboxTransport {
+pub(super) struct MailboxTransport {
     mailbox: Arc<Mailbox>,
     rank: usize,
     timeout: Duration,
     lost_peer: LivenessProbe,
 }
 
-/// The transport between all processes with this id. Each process has one rank.
-pub(crate) fn transport(assignment: &RankAssignment) -> Box<dyn Transport> {
-    static MAILBOXES: Registry<Mailbox> = Registry::new();
-    let mailbox = MAILBOXES.find(assignment.id, Mailbox::default);
-    let (rank, timeout, lost_peer) =
-        (assignment.first, assignment.timeout, assignment.lost_peer.clone());
-    Box::new(MailboxTransport { mailbox, rank, timeout, lost_peer })
+impl MailboxTransport {
+    /// The transport of the process with this rank.
+    pub fn new(mailbox: Arc<Mailbox>, assignment: &RankAssignment) -> MailboxTransport {
+        let RankAssignment { first, timeout, lost_peer, .. } = assignment.clone();
+        MailboxTransport { mailbox, rank: first, timeout, lost_peer }
+    }
 }
 
 impl Transport for MailboxTransport {

@@ -1,15 +1,17 @@
 //! Steps on resident datasets, several per launch.
 
-use super::{GpuExecutor, LoadedProgram, StepKey, floats};
+use super::{GpuExecutor, LoadedProgram, StepKey};
+use crate::bytes::floats;
+use crate::collectives::{DeviceReplicas, run_all};
 use crate::device::{ArgLists, GpuDevice};
-use crate::device_group::{DeviceReplicas, run_all};
 use crate::inputs::Inputs;
 use crate::launch::Block;
 use crate::lower::FromTable;
 use crate::resident_dataset::{HEAD_BYTES, MAX_STEPS_PER_LAUNCH, StepLayout, Table};
-use phalanx_graph::exec::{ExecError, ProgramId};
+use phalanx_exec::{
+    Column, ExecError, ProgramId, ResidentData, StepInput, TableId, check_columns, check_step_input,
+};
 use phalanx_graph::program::{FetchPlan, split_range};
-use phalanx_graph::resident::{Column, StepInput, TableId, check_columns};
 use std::time::Instant;
 
 /// A dataset may take this fraction of a GPU's free memory.
@@ -22,49 +24,6 @@ const BLOCKS_PER_COLUMN: usize = 2;
 const MAX_COLUMNS: usize = 64;
 
 impl<M: GpuDevice> GpuExecutor<M> {
-    pub(super) fn upload_columns(
-        &mut self,
-        columns: &[Column<'_>],
-    ) -> Result<Option<TableId>, ExecError> {
-        check_columns(columns)?;
-        let bytes: usize = columns.iter().map(|c| c.data.bytes()).sum();
-        let fits = |s: &DeviceReplicas<M>| {
-            s.gpu.free_memory().is_some_and(|free| bytes <= free / FREE_MEMORY_DIVISOR)
-        };
-        // Processes would have to agree on it, and on the number of steps per launch.
-        let alone = self.peers.is_none();
-        if !alone || columns.len() > MAX_COLUMNS || !self.devices.iter().all(fits) {
-            return Ok(None);
-        }
-        let id = TableId(self.tables.len());
-        let table = Table::new(columns, id.0 * MAX_COLUMNS * BLOCKS_PER_COLUMN);
-        let parts = || table.columns.iter().zip(columns).flat_map(|(saved, c)| saved.parts(c));
-        for DeviceReplicas { gpu, .. } in &mut self.devices {
-            for (at, bytes) in parts() {
-                gpu.reserve(at.replica, at.block, bytes.len().max(1), "samples")?;
-                gpu.write(at, bytes)?;
-            }
-        }
-        self.tables.push(Some(table));
-        Ok(Some(id))
-    }
-
-    pub(super) fn evict_table(&mut self, id: TableId) {
-        let Some(table) = self.tables.get_mut(id.0).and_then(Option::take) else { return };
-        for program in &mut self.programs {
-            let of_it: Vec<StepKey> =
-                program.steps.keys().copied().filter(|k| k.table == Some(id)).collect();
-            for prepared in of_it.iter().filter_map(|key| program.steps.remove(key)) {
-                for (device, step) in self.devices.iter_mut().zip(prepared.ids) {
-                    device.gpu.forget(step);
-                }
-            }
-        }
-        for device in &mut self.devices {
-            table.blocks().for_each(|block| device.gpu.free(0, block));
-        }
-    }
-
     fn table(&self, id: TableId) -> Result<&Table, ExecError> {
         let found = self.tables.get(id.0).and_then(Option::as_ref);
         found.ok_or_else(|| ExecError::Program {
@@ -109,18 +68,6 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(key)
     }
 
-    pub(super) fn table_steps_per_launch(
-        &mut self,
-        id: ProgramId,
-        table: TableId,
-        rows: usize,
-    ) -> Result<usize, ExecError> {
-        let key = self.prepare_table_step(id, table, rows)?;
-        let steps = &self.programs[id.0].steps[&key].ids;
-        let each = self.devices.iter().zip(steps).map(|(s, step)| s.gpu.steps_per_launch(*step));
-        Ok(each.min().unwrap_or(1))
-    }
-
     /// Fails if the steps do not fit the program and the table, or differ in their rows.
     fn check_step_inputs(
         &self,
@@ -135,7 +82,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         let types = table.types();
         let rows = steps.first().map_or(0, |t| t.rows.len());
         for step in steps {
-            program.check_step_input(&types, step)?;
+            check_step_input(program, &types, step)?;
             if step.rows.len() != rows {
                 return fail(
                     format!("{rows} rows as the step before"),
@@ -154,8 +101,60 @@ impl<M: GpuDevice> GpuExecutor<M> {
         }
         Ok(())
     }
+}
 
-    pub(super) fn start_table_steps(
+impl<M: GpuDevice> ResidentData for GpuExecutor<M> {
+    fn upload(&mut self, columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
+        check_columns(columns)?;
+        let bytes: usize = columns.iter().map(|c| c.data.bytes()).sum();
+        let fits = |s: &DeviceReplicas<M>| {
+            s.gpu.free_memory().is_some_and(|free| bytes <= free / FREE_MEMORY_DIVISOR)
+        };
+        if columns.len() > MAX_COLUMNS || !self.devices.iter().all(fits) {
+            return Ok(None);
+        }
+        let id = TableId(self.tables.len());
+        let table = Table::new(columns, id.0 * MAX_COLUMNS * BLOCKS_PER_COLUMN);
+        let parts = || table.columns.iter().zip(columns).flat_map(|(saved, c)| saved.parts(c));
+        for DeviceReplicas { gpu, .. } in &mut self.devices {
+            for (at, bytes) in parts() {
+                gpu.reserve(at.replica, at.block, bytes.len().max(1), "samples")?;
+                gpu.write(at, bytes)?;
+            }
+        }
+        self.tables.push(Some(table));
+        Ok(Some(id))
+    }
+
+    fn evict(&mut self, id: TableId) {
+        let Some(table) = self.tables.get_mut(id.0).and_then(Option::take) else { return };
+        for program in &mut self.programs {
+            let of_it: Vec<StepKey> =
+                program.steps.keys().copied().filter(|k| k.table == Some(id)).collect();
+            for prepared in of_it.iter().filter_map(|key| program.steps.remove(key)) {
+                for (device, step) in self.devices.iter_mut().zip(prepared.ids) {
+                    device.gpu.forget(step);
+                }
+            }
+        }
+        for device in &mut self.devices {
+            table.blocks().for_each(|block| device.gpu.free(0, block));
+        }
+    }
+
+    fn steps_per_launch(
+        &mut self,
+        id: ProgramId,
+        table: TableId,
+        rows: usize,
+    ) -> Result<usize, ExecError> {
+        let key = self.prepare_table_step(id, table, rows)?;
+        let steps = &self.programs[id.0].steps[&key].ids;
+        let each = self.devices.iter().zip(steps).map(|(s, step)| s.gpu.steps_per_launch(*step));
+        Ok(each.min().unwrap_or(1))
+    }
+
+    fn start_steps(
         &mut self,
         id: ProgramId,
         table: TableId,
@@ -164,7 +163,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         self.check_step_inputs(id, table, steps)?;
         let Some(first) = steps.first() else { return Ok(()) };
         let key = self.prepare_table_step(id, table, first.rows.len())?;
-        self.started_at = Instant::now();
+        self.in_flight.since = Instant::now();
         let loaded = &self.programs[id.0];
         let layout = self.step_layout(loaded, self.table(table)?);
         let (ids, mesh) = (&loaded.steps[&key].ids, self.mesh);
@@ -183,16 +182,13 @@ impl<M: GpuDevice> GpuExecutor<M> {
                 ArgLists { replicas: replicas.len(), bytes: layout.list_bytes(steps.len()) };
             gpu.start_steps(ids[i], steps.len(), lists, &mut fill)
         })?;
-        self.steps_in_flight = Some((id, steps.len()));
+        self.in_flight.table_steps = Some((id, steps.len()));
         Ok(())
     }
 
-    pub(super) fn finish_table_steps(
-        &mut self,
-        fetched: &mut Vec<Vec<Vec<f32>>>,
-    ) -> Result<(), ExecError> {
+    fn finish_steps(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
         fetched.clear();
-        let Some((id, steps)) = self.steps_in_flight.take() else { return Ok(()) };
+        let Some((id, steps)) = self.in_flight.table_steps.take() else { return Ok(()) };
         let bytes = self.programs[id.0].fetch_bytes;
         self.read_block(Block::Results, bytes * steps)?;
         let loaded = &self.programs[id.0];
@@ -204,7 +200,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             fetched.push(each.map(values).collect());
         }
         if loaded.program.update().is_some() {
-            self.times.compute += self.started_at.elapsed().as_secs_f64();
+            self.times.compute += self.in_flight.since.elapsed().as_secs_f64();
         }
         Ok(())
     }

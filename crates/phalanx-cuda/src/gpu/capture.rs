@@ -3,13 +3,13 @@
 use super::resolve::ResolvedTask;
 use super::streams::REDUCE_STREAM;
 use super::{Gpu, call_lock, capture_lock};
+use crate::collectives::peer_timeout;
 use crate::device::StepId;
-use crate::driver::{Event, Failure, Graph, Result};
-use crate::libs::{self, Lib};
-use crate::nccl::{self, JoinError};
-use crate::process_group::{RankAssignment, peer_timeout};
-use phalanx_graph::exec::ExecError;
-use phalanx_graph::process_group::{PeerError, ProcessGroup};
+use phalanx_cuda_driver::driver::{Event, Failure, Graph, Result};
+use phalanx_cuda_driver::libs::{self, Lib};
+use phalanx_distributed::transport::nccl::{self, JoinError};
+use phalanx_distributed::{Error, PeerError, ProcessGroup, RankAssignment};
+use phalanx_exec::ExecError;
 use std::sync::Arc;
 
 impl Gpu {
@@ -20,10 +20,12 @@ impl Gpu {
     ) -> std::result::Result<(), ExecError> {
         let _lock = call_lock();
         let names: Vec<String> = gpus.iter().map(|gpu| gpu.name.clone()).collect();
-        let failed =
-            |e: Failure| ExecError::Device { device: names.join(", "), message: e.to_string() };
+        let device = || names.join(", ");
+        let failed = |e: Failure| ExecError::Device { device: device(), message: e.to_string() };
         libs::find(Lib::Nccl).map_err(|e| failed(Failure(e.to_string())))?;
-        let make_id = || nccl::make_id().map_err(failed);
+        let make_id = || {
+            nccl::make_id().map_err(|e| Error::Device { device: device(), message: e.to_string() })
+        };
         let assignment =
             peers.map(|peers| RankAssignment::exchange(peers, gpus.len(), make_id)).transpose()?;
         let contexts = gpus.iter().map(|gpu| gpu.context.try_clone()).collect::<Result<_>>();

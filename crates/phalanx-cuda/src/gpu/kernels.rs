@@ -2,12 +2,12 @@
 
 use super::memory::Memory;
 use crate::device::Plan;
-use crate::driver::{DeviceBuffer, Failure, Module, Result, cu};
 use crate::fallback;
 use crate::launch::{Arg, Launch, Source, Word};
 use crate::nvrtc;
 use crate::work_item::Task;
 use cudarc::driver::sys::CUfunction;
+use phalanx_cuda_driver::driver::{DeviceBuffer, Failure, Module, Result, cu};
 use std::collections::{BTreeMap, HashMap};
 
 /// A kernel's function in a loaded module.

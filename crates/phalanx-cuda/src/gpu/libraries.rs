@@ -3,9 +3,9 @@
 use crate::autotune;
 use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
-use crate::driver::{Failure, Result, Stream};
-use crate::libs::{self, Lib};
 use crate::work_item::{Conv, Gemm};
+use phalanx_cuda_driver::driver::{Failure, Result, Stream};
+use phalanx_cuda_driver::libs::{self, Lib};
 
 /// The libraries opened so far, and how their plans are chosen.
 pub(super) struct Libraries {

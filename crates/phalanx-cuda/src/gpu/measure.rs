@@ -3,8 +3,8 @@
 use super::resolve::ResolvedTask;
 use super::{Gpu, capture_lock};
 use crate::device::StepId;
-use crate::driver::{DeviceBuffer, Event, Graph, Result};
-use phalanx_graph::exec::ExecError;
+use phalanx_cuda_driver::driver::{DeviceBuffer, Event, Graph, Result};
+use phalanx_exec::ExecError;
 
 /// Repetitions of the tasks in a measured graph.
 const REPEATS: usize = 20;

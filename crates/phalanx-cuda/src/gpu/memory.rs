@@ -3,10 +3,10 @@
 use super::streams::REDUCE_STREAM;
 use super::transfers::Staging;
 use super::{Gpu, PreparedStep};
-use crate::driver::{self, DeviceBuffer, Failure, Result, Stream, cu};
 use crate::launch::{Block, Ptr};
 use crate::plan::WORKSPACES;
-use phalanx_graph::exec::ExecError;
+use phalanx_cuda_driver::driver::{self, DeviceBuffer, Failure, Result, Stream, cu};
+use phalanx_exec::ExecError;
 use std::collections::BTreeMap;
 
 /// Whether a block's content outlives a step.

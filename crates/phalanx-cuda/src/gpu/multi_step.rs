@@ -3,9 +3,9 @@
 use super::memory::Memory;
 use super::{Gpu, PreparedStep, call_lock, capture_lock};
 use crate::device::{ArgLists, StepId};
-use crate::driver::{Event, Failure, Graph, PinnedBuffer, Result, Stream, cu};
 use crate::launch::Block;
 use crate::resident_dataset::MAX_STEPS_PER_LAUNCH;
+use phalanx_cuda_driver::driver::{Event, Failure, Graph, PinnedBuffer, Result, Stream, cu};
 
 /// Maximum work items per launch. More gain nothing, and take long to capture.
 const MAX_WORK_ITEMS_PER_LAUNCH: usize = 1024;

@@ -3,7 +3,7 @@
 use super::resolve::ResolvedTask;
 use super::{Gpu, capture_lock};
 use crate::autotune;
-use phalanx_graph::exec::ExecError;
+use phalanx_exec::ExecError;
 
 impl Gpu {
     /// Selects an algorithm for every product of a step. Cached measurements are reused.

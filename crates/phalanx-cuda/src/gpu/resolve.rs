@@ -6,12 +6,12 @@ use super::memory::Memory;
 use crate::cublas::GemmPlan;
 use crate::cudnn::ConvPlan;
 use crate::device::Plan;
-use crate::driver::{Failure, Result, Stream, cu};
 use crate::fallback;
-use crate::launch::{Arg, Launch};
-use crate::nccl::Reduction;
+use crate::launch::{Arg, Elem, Launch};
 use crate::work_item::{Conv, Gemm, Part, Task};
 use cudarc::driver::sys::CUfunction_attribute;
+use phalanx_cuda_driver::driver::{Failure, Result, Stream, cu};
+use phalanx_distributed::transport::nccl::{DataType, Reduction};
 
 /// A task with all addresses and plans resolved.
 pub(super) enum ResolvedTask {
@@ -30,6 +30,17 @@ impl ResolvedTask {
             ResolvedTask::Conv { plan, .. } => plan.workspace,
             ResolvedTask::Launch { .. } | ResolvedTask::Clear { .. } | ResolvedTask::Reduce(_) => 0,
         }
+    }
+}
+
+/// The type of elements as NCCL names it.
+fn data_type(elem: Elem) -> DataType {
+    match elem {
+        Elem::I32 => DataType::I32,
+        Elem::F16 => DataType::F16,
+        Elem::F32 => DataType::F32,
+        Elem::F64 => DataType::F64,
+        Elem::Bf16 => DataType::Bf16,
     }
 }
 
@@ -74,7 +85,7 @@ impl Resolver<'_> {
             Task::Reduce(parts) => {
                 let sum = |Part { from, to, elem, len }: &Part| {
                     let (from, to) = (self.memory.address(*from)?, self.memory.address(*to)?);
-                    Ok(Reduction { from, to, elem: *elem, len: *len })
+                    Ok(Reduction { from, to, elem: data_type(*elem), len: *len })
                 };
                 parts.iter().map(sum).collect::<Result<_>>().map(ResolvedTask::Reduce)
             }

@@ -1,7 +1,7 @@
 //! The streams of a GPU.
 
-use crate::driver::{Event, Result, Stream};
 use crate::schedule::STREAMS;
+use phalanx_cuda_driver::driver::{Event, Result, Stream};
 
 /// The stream of all-reduces, after the others.
 pub(super) const REDUCE_STREAM: usize = STREAMS;

@@ -4,9 +4,9 @@ use super::Gpu;
 use super::memory::Memory;
 use super::multi_step::StepListUpload;
 use crate::device::{MAX_STAGED_STEPS, StepId};
-use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, Stream, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::{Block, Ptr};
+use phalanx_cuda_driver::driver::{DeviceBuffer, Event, PinnedBuffer, Result, Stream, cu};
 
 /// A staging area for feeds.
 pub(super) struct Staging {

@@ -73,7 +73,7 @@ pub(super) struct SmallTape {
 
 impl Lowering<'_> {
     /// Appends a work item, after flushing deferred operations that overlap it.
-    pub(super) fn push(&mut self, work: WorkItem) {
+    pub fn push(&mut self, work: WorkItem) {
         self.flush_for(&work.reads, &work.writes);
         if self.overlaps_sums(&work.reads, &work.writes) {
             self.flush_sums();

@@ -3,11 +3,9 @@
 //! Instructions are lowered in order, each for every replica, so that the operands of a collective
 //! are complete on all replicas.
 
-mod allreduce_schedule;
 mod analysis;
 mod batching;
 mod casts;
-mod collective;
 mod compute;
 mod conv;
 mod dense;
@@ -15,6 +13,7 @@ mod norm;
 mod resident_dataset;
 mod row_sums;
 
+use crate::collectives::ReduceSchedule;
 use crate::device::Plan;
 use crate::launch::{Block, Elem, Launch, Ptr, Span};
 use crate::lowering_context::{Aliases, Layout, LowerCtx, Operand, Scratch};
@@ -22,7 +21,6 @@ use crate::ops::reduce::RowSum;
 use crate::ops::update::{self, Filters, Update};
 use crate::tape::Tapes;
 use crate::work_item::{Task, WorkItem};
-use allreduce_schedule::ReduceSchedule;
 pub(crate) use analysis::FusionFacts;
 use batching::{CopyOp, SmallTape};
 use phalanx_graph::program::{Instr, Program, ValueId};
@@ -98,26 +96,26 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
     (Plan { work_items: l.work_items, tapes: l.tapes.source() }, scratch)
 }
 
-struct Lowering<'a> {
-    request: &'a Request<'a>,
+pub(crate) struct Lowering<'a> {
+    pub request: &'a Request<'a>,
     /// The current instruction.
-    at: usize,
-    work_items: Vec<WorkItem>,
-    scratch: Vec<Scratch>,
-    aliases: Aliases,
-    tapes: Tapes,
+    pub at: usize,
+    pub work_items: Vec<WorkItem>,
+    pub scratch: Vec<Scratch>,
+    pub aliases: Aliases,
+    pub tapes: Tapes,
     /// Weights in the library's layout and the type of its operands, by address.
-    packed: HashMap<(Ptr, Elem), Ptr>,
-    copies: Vec<CopyOp>,
+    pub packed: HashMap<(Ptr, Elem), Ptr>,
+    pub copies: Vec<CopyOp>,
     /// Filter gradients to convert back, with the type in which the library wrote them.
-    unpacks: Vec<(Filters, Elem)>,
+    pub unpacks: Vec<(Filters, Elem)>,
     small_tapes: Vec<SmallTape>,
-    sums: Vec<RowSum>,
-    reduce_schedule: ReduceSchedule,
+    pub sums: Vec<RowSum>,
+    pub reduce_schedule: ReduceSchedule,
 }
 
 impl Lowering<'_> {
-    fn cx(&mut self, replica: usize) -> (LowerCtx<'_>, &mut Tapes) {
+    pub fn cx(&mut self, replica: usize) -> (LowerCtx<'_>, &mut Tapes) {
         let r = self.request.replicas[replica];
         let cx = LowerCtx {
             values: self.request.program.values(),
@@ -132,16 +130,16 @@ impl Lowering<'_> {
         (cx, &mut self.tapes)
     }
 
-    fn operand(&mut self, replica: usize, id: ValueId) -> Operand {
+    pub fn operand(&mut self, replica: usize, id: ValueId) -> Operand {
         self.cx(replica).0.operand(id)
     }
 
-    fn replicas(&self) -> std::ops::Range<usize> {
+    pub fn replicas(&self) -> std::ops::Range<usize> {
         0..self.request.replicas.len()
     }
 
     /// Whether this is the only replica in all processes.
-    fn alone(&self) -> bool {
+    pub fn alone(&self) -> bool {
         self.request.program.options().mesh.devices == 1 && !self.request.joined
     }
 

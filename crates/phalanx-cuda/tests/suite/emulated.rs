@@ -2,7 +2,8 @@
 //! `PHALANX_EMULATOR_SEED` selects another order of work items, blocks and threads.
 
 use crate::seed;
-use phalanx_graph::exec::Executor;
+use phalanx_cuda::emulator::Emulator;
+use phalanx_exec::Executor;
 use phalanx_graph::{Mesh, ParamSpec};
 use phalanx_testing::Lab;
 
@@ -14,7 +15,7 @@ impl Lab for Emulated {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        phalanx_cuda::emulator::executor(mesh.devices, seed(), params).expect("starts")
+        Emulator::new(1).seed(seed()).executor(mesh.devices, params).expect("starts")
     }
 
     fn random_graphs(&self) -> u32 {

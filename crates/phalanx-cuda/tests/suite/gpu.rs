@@ -2,8 +2,8 @@
 //! several replicas. `PHALANX_TF32=0` keeps all 24 bits of every product's operands; the tolerances
 //! are then those of 32-bit floats.
 
-use phalanx_cuda::GpuPlacement;
-use phalanx_graph::exec::Executor;
+use crate::on_gpus;
+use phalanx_exec::{Executor, Place};
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
 use phalanx_testing::train::bits;
@@ -25,9 +25,9 @@ impl Lab for Gpu {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let part = |part| GpuPlacement { index: 0, part: Some(part) };
-        let places: Vec<GpuPlacement> = (0..mesh.devices).map(part).collect();
-        phalanx_cuda::executor(&places, params).expect("starts")
+        let part = |part| Place { index: 0, part: Some(part) };
+        let places: Vec<Place> = (0..mesh.devices).map(part).collect();
+        on_gpus(&places, params)
     }
 
     fn tolerances(&self) -> Tolerances {
@@ -49,8 +49,8 @@ fn networks() -> [Step; 3] {
     ]
 }
 
-fn place(index: usize) -> GpuPlacement {
-    GpuPlacement { index, part: None }
+fn place(index: usize) -> Place {
+    Place { index, part: None }
 }
 
 #[needs(gpu, nccl)]
@@ -58,7 +58,7 @@ fn place(index: usize) -> GpuPlacement {
 fn nccl_with_one_rank_does_not_change_a_bit() {
     for step in networks() {
         let params = step.graph.params();
-        let plain = phalanx_cuda::executor(&[place(0)], params).expect("starts");
+        let plain = on_gpus(&[place(0)], params);
         let joined = phalanx_cuda::joined_executor(&[place(0)], params).expect("starts");
         assert!(bits(plain, &step) == bits(joined, &step), "{}", step.name);
     }
@@ -67,10 +67,10 @@ fn nccl_with_one_rank_does_not_change_a_bit() {
 #[needs(gpu, nccl)]
 #[test]
 fn replicas_on_a_gpu_are_reduced_before_nccl() {
-    let parts = [0, 1].map(|part| GpuPlacement { index: 0, part: Some(part) });
+    let parts = [0, 1].map(|part| Place { index: 0, part: Some(part) });
     for step in networks() {
         let params = step.graph.params();
-        let plain = phalanx_cuda::executor(&parts, params).expect("starts");
+        let plain = on_gpus(&parts, params);
         let joined = phalanx_cuda::joined_executor(&parts, params).expect("starts");
         assert!(bits(plain, &step) == bits(joined, &step), "{}", step.name);
     }
@@ -83,7 +83,7 @@ mod several {
     struct Gpus(usize);
 
     fn lab() -> Gpus {
-        Gpus(phalanx_cuda::gpus().expect("GPUs").len())
+        Gpus(crate::gpus())
     }
 
     impl Lab for Gpus {
@@ -98,10 +98,10 @@ mod several {
         fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
             let place = |i: usize| match mesh.devices <= self.0 {
                 true => place(i),
-                false => GpuPlacement { index: i / 2, part: Some(i % 2) },
+                false => Place { index: i / 2, part: Some(i % 2) },
             };
-            let places: Vec<GpuPlacement> = (0..mesh.devices).map(place).collect();
-            phalanx_cuda::executor(&places, params).expect("starts")
+            let places: Vec<Place> = (0..mesh.devices).map(place).collect();
+            on_gpus(&places, params)
         }
 
         fn tolerances(&self) -> Tolerances {

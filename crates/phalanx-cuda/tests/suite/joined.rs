@@ -3,7 +3,8 @@
 //! items, blocks and threads.
 
 use crate::seed;
-use phalanx_graph::exec::Executor;
+use phalanx_cuda::emulator::Emulator;
+use phalanx_exec::Executor;
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
@@ -19,7 +20,10 @@ impl Lab for Joined {
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
         let replicas = if mesh.devices == 4 { vec![2, 2] } else { vec![1; mesh.devices] };
-        phalanx_cuda::emulator::joined_executor(&replicas, seed(), params).expect("starts")
+        Emulator::new(replicas.len())
+            .seed(seed())
+            .joined_executor(&replicas, params)
+            .expect("starts")
     }
 
     fn random_graphs(&self) -> u32 {
@@ -47,8 +51,9 @@ fn same_bits(step: &Step) {
     let params = step.graph.params();
     for layout in [&[1][..], &[1, 1], &[1, 1, 1], &[2, 1]] {
         let devices = layout.iter().sum();
-        let shared = phalanx_cuda::emulator::executor(devices, seed(), params).expect("starts");
-        let joined = phalanx_cuda::emulator::joined_executor(layout, seed(), params);
+        let emulator = Emulator::new(layout.len()).seed(seed());
+        let shared = emulator.executor(devices, params).expect("starts");
+        let joined = emulator.joined_executor(layout, params);
         let same = bits(shared, step) == bits(joined.expect("starts"), step);
         assert!(same, "{} on GPUs with {layout:?} replicas", step.name);
     }

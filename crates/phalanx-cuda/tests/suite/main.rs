@@ -7,9 +7,25 @@ mod joined;
 mod narrow;
 mod processes;
 
+use phalanx_cuda::CudaBackend;
+use phalanx_exec::{Backend, Executor, OpenRequest, Place};
+use phalanx_graph::ParamSpec;
+
 /// The seed of `PHALANX_EMULATOR_SEED`, which selects another order of work items, blocks and
 /// threads.
 fn seed() -> Option<u64> {
     let seed = std::env::var("PHALANX_EMULATOR_SEED").ok()?;
     Some(seed.parse().expect("PHALANX_EMULATOR_SEED is a number"))
+}
+
+/// The number of GPUs of this machine.
+fn gpus() -> usize {
+    CudaBackend::new().devices().map_or(0, |gpus| gpus.len())
+}
+
+/// An executor with replicas at these places of this machine's GPUs.
+fn on_gpus(places: &[Place], params: &[ParamSpec]) -> Box<dyn Executor> {
+    let (threads, deterministic, cluster) = (0, false, None);
+    let request = OpenRequest { places, threads, deterministic, params, cluster };
+    CudaBackend::new().open(request).expect("starts")
 }

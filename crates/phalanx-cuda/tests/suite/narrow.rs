@@ -1,8 +1,9 @@
 //! Mixed precision, on this machine's GPU or on an emulated one: 16-bit activations give the
 //! results of 32-bit ones, up to their eight or eleven bits.
 
-use phalanx_cuda::GpuPlacement;
-use phalanx_graph::exec::{Batch, Executor, ProgramId};
+use crate::on_gpus;
+use phalanx_cuda::emulator::Emulator;
+use phalanx_exec::{Batch, Executor, Place, ProgramId};
 use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Scope, Step};
 use phalanx_testing::harness::{elements, feeds};
@@ -12,19 +13,19 @@ use phalanx_testing::simulate::{Numbers, SEED};
 
 /// Whether there is a real GPU.
 fn real() -> bool {
-    phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty())
+    crate::gpus() > 0
 }
 
 /// Replicas that share a GPU or, if `joined`, have an emulated one each.
 fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Executor> {
-    let part = |part| GpuPlacement { index: 0, part: Some(part) };
-    let places: Vec<GpuPlacement> = (0..devices).map(part).collect();
-    let made = match (joined, real()) {
-        (false, true) => phalanx_cuda::executor(&places, params),
-        (false, false) => phalanx_cuda::emulator::executor(devices, None, params),
-        (true, _) => phalanx_cuda::emulator::joined_executor(&vec![1; devices], None, params),
-    };
-    made.expect("starts")
+    let part = |part| Place { index: 0, part: Some(part) };
+    let places: Vec<Place> = (0..devices).map(part).collect();
+    let emulator = Emulator::new(devices);
+    match (joined, real()) {
+        (false, true) => on_gpus(&places, params),
+        (false, false) => emulator.executor(devices, params).expect("starts"),
+        (true, _) => emulator.joined_executor(&vec![1; devices], params).expect("starts"),
+    }
 }
 
 /// A network in training.
@@ -50,7 +51,7 @@ impl Trained {
             let values: Vec<f32> = values.floats().iter().map(|v| *v as f32).collect();
             e.set_param(ParamId(i as u32), &values).expect("fits");
         }
-        let id = e.load(program).expect("loads");
+        let id = e.load(program.into()).expect("loads");
         Trained { e, id, numbers: Numbers::new(1), steps: 0, fetched: vec![] }
     }
 
@@ -76,7 +77,7 @@ fn train(
     let mut network = Trained::new(step, policy, devices);
     rows.iter().for_each(|rows| network.run(step, *rows));
     let ids = (0..step.graph.params().len() as u32).map(ParamId);
-    (ids.map(|id| network.e.param(id)).collect(), network.fetched[1].clone())
+    (ids.map(|id| network.e.param(id).unwrap()).collect(), network.fetched[1].clone())
 }
 
 fn check(step: &Step, policy: Policy, rows: &[usize], tolerance: f32) {
@@ -163,7 +164,7 @@ fn overflowing_halves_are_detected_in_the_gradients() {
         let mut lab = Trained::new(&step, Policy::MixedFloat16, devices);
         let weights = |lab: &Trained| {
             let all = (0..step.graph.params().len() as u32).map(ParamId);
-            all.filter(|id| *id != state).map(|id| lab.e.param(id)).collect::<Vec<_>>()
+            all.filter(|id| *id != state).map(|id| lab.e.param(id).unwrap()).collect::<Vec<_>>()
         };
         // 32-bit floats can represent it, halves cannot.
         lab.e.set_param(state, &[2f32.powi(24), 0.0, 1.0]).expect("fits");

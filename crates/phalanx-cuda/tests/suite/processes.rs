@@ -2,9 +2,8 @@
 //! equality with one process that has as many GPUs, and lost processes.
 
 use crate::seed;
-use phalanx_cuda::emulator;
-use phalanx_graph::exec::{Batch, ExecError, Executor};
-use phalanx_graph::process_group::Cluster;
+use phalanx_cuda::emulator::Emulator;
+use phalanx_exec::{Batch, Cluster, ExecError, Executor};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::harness::{compile, elements, feeds, set_params};
@@ -31,8 +30,9 @@ fn at_once<T: Send, R: Send>(all: Vec<T>, work: impl Fn(usize, T) -> R + Sync) -
 /// Processes with emulated GPUs; `gpus` are the replicas of each GPU by process.
 fn start(gpus: &[&[usize]], params: &[ParamSpec]) -> Box<dyn Executor> {
     let devices: Vec<usize> = gpus.iter().map(|g| g.iter().sum()).collect();
+    let emulator = Emulator::new(gpus.concat().len()).seed(seed());
     let executors = at_once(clusters(&devices), |rank, cluster| {
-        emulator::cluster_executor(gpus[rank], seed(), params, cluster).expect("starts")
+        emulator.cluster_executor(gpus[rank], params, cluster).expect("starts")
     });
     Box::new(Job::new(executors))
 }
@@ -78,9 +78,13 @@ fn processes_give_the_same_bits_as_one_with_as_many_gpus() {
         let params = step.graph.params();
         for gpus in [&[&[1][..], &[1]][..], &[&[1], &[1], &[1]], &[&[1, 1], &[1, 1]], &[&[2], &[1]]]
         {
-            let alone = emulator::joined_executor(&gpus.concat(), seed(), params).expect("starts");
+            let alone = Emulator::new(4).seed(seed()).joined_executor(&gpus.concat(), params);
             let several = start(gpus, params);
-            assert!(bits(alone, &step) == bits(several, &step), "{} on {gpus:?}", step.name);
+            assert!(
+                bits(alone.expect("starts"), &step) == bits(several, &step),
+                "{} on {gpus:?}",
+                step.name
+            );
         }
     }
 }
@@ -89,23 +93,28 @@ fn processes_give_the_same_bits_as_one_with_as_many_gpus() {
 #[test]
 fn all_processes_see_the_flags_of_each_other() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
+    let emulator = Emulator::new(3).seed(seed());
     let seen = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
-        let mut e = executor(&step, cluster).expect("starts");
-        assert_eq!(e.flags(), Some(0));
+        let mut e = executor(&emulator, &step, cluster).expect("starts");
+        assert_eq!(e.process_flags().unwrap().flags(), 0);
         let mut seen = vec![];
         for round in 0..3 {
-            e.set_flags(if round == 1 { 1 << rank } else { 0 });
+            e.process_flags().unwrap().set_flags(if round == 1 { 1 << rank } else { 0 });
             run(&mut *e, &step).expect("runs");
-            seen.push(e.flags());
+            seen.push(e.process_flags().unwrap().flags());
         }
         seen
     });
-    assert_eq!(seen, vec![vec![Some(0), Some(0b111), Some(0)]; 3]);
+    assert_eq!(seen, vec![vec![0, 0b111, 0]; 3]);
 }
 
 /// A process with one GPU.
-fn executor(step: &Step, cluster: Cluster) -> Result<Box<dyn Executor>, ExecError> {
-    let mut e = emulator::cluster_executor(&[1], seed(), step.graph.params(), cluster)?;
+fn executor(
+    emulator: &Emulator,
+    step: &Step,
+    cluster: Cluster,
+) -> Result<Box<dyn Executor>, ExecError> {
+    let mut e = emulator.cluster_executor(&[1], step.graph.params(), cluster)?;
     set_params(&mut *e, &Numbers::new(7).params(step));
     e.load(compile(step, e.mesh(), 40))?;
     Ok(e)
@@ -124,7 +133,7 @@ fn run_on(e: &mut dyn Executor, step: &Step, rows: usize) -> Result<(), ExecErro
     let own = phalanx_testing::peers::local_feeds(step.graph.feeds(), &all, own);
     let (feeds, scalars) = (&own[..], &b.scalars[..]);
     let batch = Batch { rows, feeds, seed: SEED, step: 4, scalars, ..Batch::default() };
-    e.run(phalanx_graph::exec::ProgramId(0), &batch, &mut vec![])
+    e.run(phalanx_exec::ProgramId(0), &batch, &mut vec![])
 }
 
 #[needs(gxx)]
@@ -134,8 +143,9 @@ fn all_processes_capture_again_when_the_memory_of_one_moves() {
         mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0)),
         cnn(Scope::Device, true, momentum(None), (0.0, 0.0)),
     ] {
+        let emulator = Emulator::new(2).seed(seed());
         at_once(clusters_with_timeout(&[1, 1], Duration::from_secs(10)), |_, cluster| {
-            let mut e = executor(&step, cluster).expect("starts");
+            let mut e = executor(&emulator, &step, cluster).expect("starts");
             // With a single row, the second process has none and needs less memory.
             for rows in [1, 2, 1, 9, 1, 2] {
                 run_on(&mut *e, &step, rows)
@@ -150,8 +160,9 @@ fn all_processes_capture_again_when_the_memory_of_one_moves() {
 fn a_lost_process_ends_the_step_of_the_others() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let began = Instant::now();
+    let emulator = Emulator::new(3).seed(seed());
     let errors = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
-        let mut e = executor(&step, cluster).expect("starts");
+        let mut e = executor(&emulator, &step, cluster).expect("starts");
         run(&mut *e, &step).expect("all are there");
         (rank != 1).then(|| [(); 2].map(|()| run(&mut *e, &step).unwrap_err()))
     });
@@ -170,14 +181,15 @@ fn waiting_for_a_hanging_process_times_out() {
     let (stop, hung) = std::sync::mpsc::channel::<()>();
     let hung = std::sync::Mutex::new(Some(hung));
     let limit = Duration::from_secs(3);
+    let emulator = Emulator::new(2).seed(seed());
     // Compile the kernels before timeouts matter.
     at_once(clusters(&[1, 1]), |_, cluster| {
-        let mut e = executor(&step, cluster).expect("starts");
+        let mut e = executor(&emulator, &step, cluster).expect("starts");
         run(&mut *e, &step).expect("runs");
     });
     at_once(clusters_with_timeout(&[1, 1], limit).into_iter().zip([Some(stop), None]).collect(), {
         |rank, (cluster, stop)| {
-            let mut e = executor(&step, cluster).expect("starts");
+            let mut e = executor(&emulator, &step, cluster).expect("starts");
             run(&mut *e, &step).expect("all are there");
             if rank == 1 {
                 let hung = hung.lock().unwrap().take().expect("one");

@@ -2,8 +2,9 @@
 
 use crate::programs::program_as;
 use phalanx::prelude::*;
-use phalanx_cuda::{emulator, memory_plan};
-use phalanx_graph::exec::{Batch, ExecError, FeedData};
+use phalanx_cuda::emulator::{Emulator, INPUT_BYTES};
+use phalanx_cuda::memory_plan;
+use phalanx_exec::{Batch, ExecError, FeedData};
 use phalanx_graph::program::{Policy, Program};
 use phalanx_graph::{DType, Type};
 use phalanx_testing::needs;
@@ -23,7 +24,7 @@ fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
         _ => FeedData::F32(&floats[..count(ty, rows)]),
     };
     let scalars = vec![0.0; program.update().map_or(0, |u| u.rule.scalars)];
-    let mut executor = emulator::small_executor(devices, memory, program.params())?;
+    let mut executor = Emulator::new(1).memory(memory).executor(devices, program.params())?;
     let id = executor.load(program.clone())?;
     (1..=max_batch).rev().try_for_each(|rows| {
         let feeds: Vec<FeedData<'_>> = program.feeds().iter().map(|f| feed(&f.ty, rows)).collect();
@@ -42,7 +43,7 @@ fn a_step_uses_the_planned_memory() {
         let planned: usize = parts.iter().map(|(_, bytes)| bytes).sum::<usize>();
         let part = |name: &str| parts.iter().find(|(part, _)| *part == name).unwrap().1;
         // Scalars, the seed and the step are not copied.
-        assert_eq!(part("input copies"), 2 * (part("inputs") - emulator::INPUT_BYTES));
+        assert_eq!(part("input copies"), 2 * (part("inputs") - INPUT_BYTES));
         // The replicas share the library workspaces.
         let needed = replicas * planned - (replicas - 1) * part("library workspaces");
         // The input copies are allocated last, after the library workspaces.

@@ -1,6 +1,6 @@
 //! Programs that together launch every kernel: the op cases, training steps and the applications.
 
-use crate::emulate;
+use crate::strategy_on;
 use phalanx::optimizers::{Adagrad, AdamW, Lion, Nadam, RMSprop};
 use phalanx::prelude::*;
 use phalanx_graph::ops::{PoolKind, ReduceKind};
@@ -102,9 +102,8 @@ pub fn training() -> Vec<Program> {
 
 /// The training program of a model on `replicas` that share a GPU.
 pub fn program_as(mut model: Model, replicas: usize, batch: usize, policy: Policy) -> Program {
-    emulate();
     let devices: Vec<String> = (0..replicas).map(|part| format!("gpu:0/{part}")).collect();
-    let strategy = MirroredStrategy::with_devices(&devices).unwrap().policy(policy);
+    let strategy = strategy_on(&devices).unwrap().policy(policy);
     let compile = Compile::new("adam").loss("sparse_categorical_crossentropy");
     model.compile(compile.metrics(["accuracy"]).strategy(strategy)).unwrap();
     model.program(StepKind::Train, batch).unwrap()

@@ -1,7 +1,7 @@
 //! Complete runs of `fit` on emulated GPUs, against the same runs on the CPU: resident samples, several
 //! steps per launch, augmentation on the GPU.
 
-use crate::emulate;
+use crate::strategy_on;
 use phalanx::callbacks::{Action, LambdaCallback};
 use phalanx::data::{Arrays, Dataset, HostBatch, ImageDataGenerator, Pixels, Samples};
 use phalanx::model::IntoDataset;
@@ -18,7 +18,7 @@ fn images() -> (Samples, Tensor) {
 }
 
 fn model(devices: &[&str]) -> Model {
-    let strategy = MirroredStrategy::with_devices(devices).unwrap().threads(1);
+    let strategy = strategy_on(devices).unwrap().threads(1);
     let mut model = Sequential::new()
         .add(Input::new([6, 6, 2]))
         .add(Conv2D::new(4, 3).activation("relu"))
@@ -56,7 +56,6 @@ fn assert_close(a: &(Vec<f64>, Vec<f32>), b: &(Vec<f64>, Vec<f32>)) {
 #[needs(gxx)]
 #[test]
 fn resident_samples_train_as_on_the_cpu() {
-    emulate();
     let (x, y) = images();
     let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap().shuffle(true);
     let fit = || Fit::new().validation_data(data().take(9).unwrap());
@@ -68,7 +67,6 @@ fn resident_samples_train_as_on_the_cpu() {
 #[needs(gxx)]
 #[test]
 fn several_gpus_train_as_the_cpu_does() {
-    emulate();
     let (x, y) = images();
     let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap().shuffle(true);
     let fit = || Fit::new().validation_data(data().take(9).unwrap());
@@ -80,7 +78,6 @@ fn several_gpus_train_as_the_cpu_does() {
 #[needs(gxx)]
 #[test]
 fn images_are_augmented_on_the_gpu_as_on_the_cpu() {
-    emulate();
     let (x, y) = images();
     for fill in ["nearest", "constant", "reflect", "wrap"] {
         let augment = ImageDataGenerator::new()
@@ -100,7 +97,6 @@ fn images_are_augmented_on_the_gpu_as_on_the_cpu() {
 #[needs(gxx)]
 #[test]
 fn a_batch_callback_sees_every_batch() {
-    emulate();
     let (x, y) = images();
     let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap();
     let seen = std::sync::Arc::new(std::sync::Mutex::new(vec![]));
@@ -118,7 +114,6 @@ fn a_batch_callback_sees_every_batch() {
 #[needs(gxx)]
 #[test]
 fn a_nan_loss_names_its_step() {
-    emulate();
     let mut x = vec![0.5f32; 20 * 72];
     x[9 * 72] = f32::NAN;
     let x = Tensor::new([20, 6, 6, 2], x).unwrap();
@@ -135,7 +130,6 @@ fn a_nan_loss_names_its_step() {
 #[needs(gxx)]
 #[test]
 fn labels_out_of_range_are_named_before_the_first_step() {
-    emulate();
     let y = Tensor::new([22], (0..22).map(|i| i % 4).collect::<Vec<i32>>()).unwrap();
     let (x, _) = images();
     let flow = ImageDataGenerator::new().horizontal_flip(true).flow(x, y, 5).unwrap();

@@ -1,12 +1,12 @@
 //! Complete runs of `fit` on emulated GPUs of several workers, which are threads, against one worker with as
 //! many GPUs: with an arbitrary process group, and with workers that connect without MPI.
 
-use crate::emulate;
+use crate::{EMULATOR, strategy_on};
 use phalanx::launch::{Launch, Launcher};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
-use phalanx::workers::join;
-use phalanx_graph::process_group::{PeerError, ProcessGroup, all_gather};
+use phalanx_distributed::rendezvous::join;
+use phalanx_distributed::{PeerError, ProcessGroup, all_gather};
 use phalanx_testing::needs;
 use phalanx_testing::peers::thread_peers;
 use std::net::TcpListener;
@@ -41,7 +41,7 @@ fn launched(size: usize) -> Vec<Launch> {
 
 /// A strategy in which this worker has `devices`.
 fn strategy(devices: &[&str], peers: Arc<dyn ProcessGroup>) -> Result<MultiWorkerMirroredStrategy> {
-    MultiWorkerMirroredStrategy::with_peers(MirroredStrategy::with_devices(devices)?, peers)
+    MultiWorkerMirroredStrategy::with_peers(strategy_on(devices)?, peers)
 }
 
 fn samples(n: usize) -> (Tensor, Tensor) {
@@ -91,9 +91,8 @@ fn train(
 #[needs(gxx)]
 #[test]
 fn workers_train_as_one_with_as_many_gpus() {
-    emulate();
     for (n, batch) in [(37, 8), (3, 8)] {
-        let one = MirroredStrategy::with_devices(["gpu:0", "gpu:1", "gpu:2"]).unwrap();
+        let one = strategy_on(&["gpu:0", "gpu:1", "gpu:2"]).unwrap();
         let one = train(one, n, batch).unwrap();
         let peers: Vec<Arc<dyn ProcessGroup>> = thread_peers(2)
             .into_iter()
@@ -110,12 +109,11 @@ fn workers_train_as_one_with_as_many_gpus() {
 #[needs(gxx)]
 #[test]
 fn workers_that_connect_without_mpi_train_too() {
-    emulate();
-    let one = MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap();
+    let one = strategy_on(&["gpu:0", "gpu:1"]).unwrap();
     let one = train(one, 29, 8).unwrap();
     let all = launched(2);
     let got = at_once(2, |rank| {
-        let peers = join(&all[rank], rank, SECRET, TIMEOUT)?;
+        let peers = join(&all[rank], (&*EMULATOR, rank), SECRET, TIMEOUT)?;
         assert!(peers.name(1 - rank).starts_with(&format!("rank {} (", 1 - rank)));
         train(strategy(&[&format!("gpu:{rank}")], peers)?, 29, 8)
     });
@@ -127,11 +125,10 @@ fn workers_that_connect_without_mpi_train_too() {
 #[needs(gxx)]
 #[test]
 fn connected_workers_exchange_bytes_of_any_size() {
-    emulate();
     let all = launched(3);
     let bytes = |rank: usize| vec![rank as u8; [0, 5_000_001, 1][rank]];
     let got = at_once(3, |rank| {
-        let peers = join(&all[rank], rank, SECRET, TIMEOUT).unwrap();
+        let peers = join(&all[rank], (&*EMULATOR, rank), SECRET, TIMEOUT).unwrap();
         let first = all_gather(&*peers, &bytes(rank)).unwrap();
         (first, all_gather(&*peers, &[]).unwrap())
     });
@@ -143,11 +140,10 @@ fn connected_workers_exchange_bytes_of_any_size() {
 #[needs(gxx)]
 #[test]
 fn a_worker_that_ends_is_named_by_the_first() {
-    emulate();
     let all = launched(3);
     let start = Instant::now();
     let got = at_once(3, |rank| -> Option<PeerError> {
-        let peers = join(&all[rank], rank, SECRET, TIMEOUT).unwrap();
+        let peers = join(&all[rank], (&*EMULATOR, rank), SECRET, TIMEOUT).unwrap();
         all_gather(&*peers, &[1]).unwrap();
         if rank == 2 {
             return None;
@@ -169,12 +165,11 @@ fn a_worker_that_ends_is_named_by_the_first() {
 #[needs(gxx)]
 #[test]
 fn an_interrupt_of_one_worker_stops_all_at_the_same_step() {
-    emulate();
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(64);
     let all = launched(2);
     let errors = at_once(2, |rank| -> Result<String> {
-        let peers = join(&all[rank], rank, SECRET, TIMEOUT)?;
+        let peers = join(&all[rank], (&*EMULATOR, rank), SECRET, TIMEOUT)?;
         let mut model = compiled(strategy(&[&format!("gpu:{rank}")], peers)?)?;
         let interrupt = Interrupt::new();
         let mine = interrupt.clone();
@@ -198,12 +193,11 @@ fn an_interrupt_of_one_worker_stops_all_at_the_same_step() {
 #[needs(gxx)]
 #[test]
 fn a_worker_that_hangs_is_reported_after_the_timeout() {
-    emulate();
     let all = launched(2);
     let (stop, hung) = std::sync::mpsc::channel::<()>();
     let (stop, hung) = (std::sync::Mutex::new(Some(stop)), std::sync::Mutex::new(hung));
     let got = at_once(2, |rank| {
-        let peers = join(&all[rank], rank, SECRET, Duration::from_secs(2)).unwrap();
+        let peers = join(&all[rank], (&*EMULATOR, rank), SECRET, Duration::from_secs(2)).unwrap();
         if rank == 1 {
             let _ = hung.lock().unwrap().recv_timeout(TIMEOUT);
             return None;
@@ -219,7 +213,6 @@ fn a_worker_that_hangs_is_reported_after_the_timeout() {
 #[needs(gxx)]
 #[test]
 fn a_run_resumes_with_other_workers() {
-    emulate();
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(50);
     let fit = |strategy: MultiWorkerMirroredStrategy, epochs: usize| {
@@ -229,11 +222,11 @@ fn a_run_resumes_with_other_workers() {
         let history = model.fit((&x, &y), fit)?;
         Ok::<_, Error>((history.get("loss").unwrap().to_vec(), model.weights_sha256()?))
     };
-    let two = || MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap().into();
+    let two = || strategy_on(&["gpu:0", "gpu:1"]).unwrap().into();
     let by_workers = |epochs: usize| {
         let all = launched(2);
         let run = |rank: usize| {
-            let peers = join(&all[rank], rank, SECRET, TIMEOUT)?;
+            let peers = join(&all[rank], (&*EMULATOR, rank), SECRET, TIMEOUT)?;
             fit(strategy(&[&format!("gpu:{rank}")], peers)?, epochs)
         };
         at_once(2, run).into_iter().map(Result::unwrap).collect::<Vec<_>>()
@@ -269,8 +262,7 @@ fn train_scaled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<(Vec
 #[needs(gxx)]
 #[test]
 fn an_overflow_on_one_worker_skips_the_step_on_all() {
-    emulate();
-    let two = MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap();
+    let two = strategy_on(&["gpu:0", "gpu:1"]).unwrap();
     let one = train_scaled(two).unwrap();
     assert_eq!(one.0[3..], [99, 98, 97].map(|n| 2f64.powi(n)), "a step of every epoch is skipped");
     let peers: Vec<Arc<dyn ProcessGroup>> =
@@ -284,7 +276,6 @@ fn an_overflow_on_one_worker_skips_the_step_on_all() {
 #[needs(gxx)]
 #[test]
 fn workers_on_other_kinds_of_devices_are_named() {
-    emulate();
     let peers: Vec<Arc<dyn ProcessGroup>> =
         thread_peers(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
     for error in at_once(2, |rank| strategy(&[["gpu:0", "cpu:0"][rank]], peers[rank].clone())) {
@@ -292,13 +283,4 @@ fn workers_on_other_kinds_of_devices_are_named() {
                      on rank 1 (a thread)";
         assert_eq!(error.map(|_| ()).unwrap_err().to_string(), expected);
     }
-}
-
-#[needs(gxx)]
-#[test]
-fn workers_of_one_machine_take_their_share_of_its_gpus() {
-    emulate();
-    assert_eq!(MirroredStrategy::gpus(3).unwrap().num_replicas_in_sync(), 3);
-    let error = MirroredStrategy::gpus(5).unwrap_err().to_string();
-    assert!(error.contains("expected 1 to 4 of the 4 GPUs"), "{error}");
 }

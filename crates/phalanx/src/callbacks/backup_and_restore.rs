@@ -4,7 +4,7 @@ use super::{Action, Callback, CallbackState, Frequency, View};
 use crate::error::{Error, Result};
 use crate::model::RunState;
 use crate::saving::RunDirectory;
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -190,8 +190,12 @@ impl Callback for EarlyStopping {
             Some(best) => self.improves(current, best)?,
         };
         if self.restore_best_weights && (improved || self.best_weights.is_none()) {
-            let weight = |name: String| view.weights.get(&name).map(|values| (name, values));
-            self.best_weights = Some(view.weights.names().into_iter().filter_map(weight).collect());
+            let weight = |name: String| {
+                let values = view.weights.get(&name)?;
+                Ok((name, values))
+            };
+            let weights = view.weights.names().into_iter().map(weight);
+            self.best_weights = Some(weights.collect::<Result<_>>()?);
         }
         self.wait += 1;
         if improved {

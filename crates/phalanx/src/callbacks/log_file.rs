@@ -1,7 +1,7 @@
 //! Log files that grow with the run and are truncated when the run resumes at an earlier step.
 
 use crate::error::{Error, Result};
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use phalanx_graph::text::shown;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};

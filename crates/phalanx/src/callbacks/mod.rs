@@ -36,17 +36,23 @@ pub trait WeightSource {
     fn names(&self) -> Vec<String>;
 
     /// The values of a weight.
-    fn get(&self, name: &str) -> Option<Vec<f32>>;
+    ///
+    /// # Errors
+    /// There is no such weight, or the devices cannot be read.
+    fn get(&self, name: &str) -> Result<Vec<f32>>;
 
-    /// Whether all weights are finite.
+    /// Whether all weights are known to be finite. Weights that cannot be read are not.
     fn is_finite(&self) -> bool {
         let finite = |values: Vec<f32>| values.iter().all(|v| v.is_finite());
-        self.names().iter().all(|name| self.get(name).is_none_or(finite))
+        self.names().iter().all(|name| self.get(name).is_ok_and(finite))
     }
 
     /// The training configuration, for file formats that save it.
-    fn training(&self) -> Option<Training> {
-        None
+    ///
+    /// # Errors
+    /// The devices cannot be read.
+    fn training(&self) -> Result<Option<Training>> {
+        Ok(None)
     }
 }
 
@@ -429,8 +435,9 @@ mod tests {
             vec!["dense/kernel".into()]
         }
 
-        fn get(&self, name: &str) -> Option<Vec<f32>> {
-            (name == "dense/kernel").then(|| vec![self.0])
+        fn get(&self, name: &str) -> Result<Vec<f32>> {
+            assert_eq!(name, "dense/kernel");
+            Ok(vec![self.0])
         }
     }
 

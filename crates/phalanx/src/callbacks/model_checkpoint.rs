@@ -193,7 +193,7 @@ impl ModelCheckpoint {
         }
         let weights_only = Format::of(&path)?.weights_only().or(self.save_weights_only);
         let whole = !weights_only.unwrap_or(false);
-        let training = if whole { view.weights.training() } else { None };
+        let training = if whole { view.weights.training()? } else { None };
         let parts = saving::SaveOptions { structure: whole, training };
         let not_stored = saving::save(&path, view.model, &weights, parts)?;
         if not_stored.len() != self.not_stored {

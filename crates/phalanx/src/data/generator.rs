@@ -5,7 +5,7 @@ use super::flow::{ImageFlow, Images};
 use super::{Columns, Samples};
 use crate::by_name::ByName;
 use crate::error::{Error, Result};
-use phalanx_graph::resident::{self, Fill, ImageShape};
+use phalanx_exec::{AffineAugment, Fill, ImageShape};
 use phalanx_graph::rng::Stream;
 use std::sync::Arc;
 
@@ -296,17 +296,13 @@ impl ImageDataGenerator {
     }
 
     /// Draws the affine transform of a sample.
-    pub(super) fn affine_augment(
-        &self,
-        random: &mut Stream,
-        size: Size,
-    ) -> resident::AffineAugment {
+    pub(super) fn affine_augment(&self, random: &mut Stream, size: Size) -> AffineAugment {
         let affine = self.draw(random, size).affine;
         if affine == AffineParams::NONE {
-            return resident::AffineAugment::NONE;
+            return AffineAugment::NONE;
         }
         let AffineParams { flip_horizontal, flip_vertical, .. } = affine;
-        resident::AffineAugment { map: affine.map(size), flip_horizontal, flip_vertical }
+        AffineAugment { map: affine.map(size), flip_horizontal, flip_vertical }
     }
 
     /// Writes the augmented and standardized image `from` to `to`.

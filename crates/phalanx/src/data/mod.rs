@@ -31,7 +31,7 @@ pub use samples::{Pixels, Samples};
 
 use crate::error::Result;
 use crate::model::Source;
-pub use phalanx_graph::process_group::LocalShard;
+pub use phalanx_exec::LocalShard;
 use phalanx_graph::{DType, Data, Tensor};
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 
 use super::{Dataset, Samples};
 use crate::error::Result;
+use phalanx_exec::{AffineAugment, Column, ColumnData, ImageShape};
 use phalanx_graph::Data;
 use phalanx_graph::Tensor;
-use phalanx_graph::resident::{AffineAugment, Column, ColumnData, ImageShape};
 use std::sync::{Arc, Weak};
 
 /// A dataset whose samples are all in memory.

@@ -7,7 +7,7 @@ use crate::losses::{self, Loss};
 use crate::metrics::Metric;
 use crate::optimizers::{self, LossScaleOptimizer, Optimizer};
 use crate::saving::object;
-use crate::strategy::{DeviceKind, MirroredStrategy, Policy};
+use crate::strategy::{MirroredStrategy, Policy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 
@@ -317,9 +317,10 @@ impl Model {
     /// If a name is unknown, an option is out of range, or a loss or metric does not match its output.
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
         let resolved = compile.resolve(self.def.outputs.len())?;
-        // Every CPU device has its own copy of the weights.
-        let devices = resolved.strategy.local().devices().iter();
-        self.check_weights(1 + devices.filter(|d| d.kind == DeviceKind::Cpu).count())?;
+        // Every replica has its own copy of the weights. They count if replicas share the machine's memory.
+        let local = resolved.strategy.local();
+        let shared = local.backend().memory_limit().is_some();
+        self.check_weights(1 + if shared { local.num_replicas_in_sync() } else { 0 })?;
         self.initialize(resolved.seed)?;
         // Frees the devices' memory before the new session allocates.
         *self.session_slot() = None;

@@ -11,8 +11,8 @@ use crate::layer::lock;
 use crate::memory;
 use crate::progress::Progress;
 use crate::strategy::MirroredStrategy;
-use crate::warnings::warning;
 use crate::workers::MultiWorkerMirroredStrategy;
+use phalanx_distributed::warnings::warning;
 use phalanx_graph::Tensor;
 
 /// The arguments of [`Model::evaluate_with`] and [`Model::predict_with`].

@@ -9,8 +9,8 @@ use crate::data::{Arrays, Dataset, HostBatch, IndexBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::layer::lock;
+use phalanx_exec::{Backend, StepTimes};
 use phalanx_graph::Tensor;
-use phalanx_graph::exec::StepTimes;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
@@ -365,6 +365,14 @@ impl Model {
     /// Returns the names of the devices the model runs on.
     pub fn devices(&self) -> Result<Vec<String>> {
         self.with_any_session(|session| Ok(session.placement.names.clone()))
+    }
+
+    /// Returns the backend of the devices the model runs on.
+    ///
+    /// # Errors
+    /// If no device can be used.
+    pub fn backend(&self) -> Result<Arc<dyn Backend>> {
+        self.with_any_session(|session| Ok(session.placement.backend.clone()))
     }
 }
 

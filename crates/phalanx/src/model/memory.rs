@@ -4,9 +4,10 @@ use super::session::{Session, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
-use crate::strategy::{Device, DeviceKind, MAX_THREADS, check_compatible};
-use crate::warnings::warning;
-use phalanx_graph::exec::ExecError;
+use crate::strategy::{Backend, Device, DeviceKind, MAX_THREADS, check_compatible};
+use phalanx_distributed::warnings::warning;
+use phalanx_exec::ExecError;
+pub use phalanx_exec::MemoryPlan;
 use phalanx_graph::program::{Mesh, Program};
 
 /// Upper limit of the search for the largest batch, in samples per replica.
@@ -37,10 +38,10 @@ impl PlannedDevices {
         };
         check_compatible(owner, devices)?;
         let replicas = devices.len();
-        let of_gpu = |d: &Device| devices.iter().filter(|o| o.index == d.index).count();
-        let sharing = match kind {
-            DeviceKind::Cpu => replicas,
-            DeviceKind::Gpu => devices.iter().map(of_gpu).max().unwrap_or(1),
+        let of_device = |d: &Device| devices.iter().filter(|o| o.index == d.index).count();
+        let sharing = match kind.backend()?.traits().on_host {
+            true => replicas,
+            false => devices.iter().map(of_device).max().unwrap_or(1),
         };
         Ok(PlannedDevices { kind, replicas, sharing, threads: 0 })
     }
@@ -51,39 +52,7 @@ impl PlannedDevices {
             let expected = format!("1 to {MAX_THREADS} over all devices");
             return Err(Error::argument("memory_plan", "threads", expected, total));
         }
-        let default_threads = || (phalanx_cpu::usable_cores() / self.replicas).max(1);
-        let workers = match (self.kind, self.threads) {
-            (DeviceKind::Gpu, _) => 1,
-            (DeviceKind::Cpu, 0) => default_threads(),
-            (DeviceKind::Cpu, threads) => threads,
-        };
-        Ok(Mesh::new(self.replicas, workers))
-    }
-}
-
-/// The memory a step needs for one replica. On a GPU, `library workspaces` is the upper limit for matrix products
-/// and convolutions. Memory that the driver and the vendor's libraries reserve is not included.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryPlan {
-    /// Bytes by purpose.
-    pub parts: Vec<(&'static str, usize)>,
-    /// Bytes the activations would need without buffer reuse.
-    pub without_reuse: usize,
-}
-
-impl MemoryPlan {
-    fn new(program: &Program, kind: DeviceKind, accumulates: bool) -> MemoryPlan {
-        let parts = match kind {
-            DeviceKind::Cpu => phalanx_cpu::memory_plan(program, accumulates),
-            DeviceKind::Gpu => phalanx_cuda::memory_plan(program, accumulates),
-        };
-        let arenas = program.options().mesh.workers;
-        MemoryPlan { parts, without_reuse: program.memory().unplanned.saturating_mul(arenas) }
-    }
-
-    /// Returns the total number of bytes.
-    pub fn total(&self) -> usize {
-        self.parts.iter().fold(0, |sum: usize, (_, bytes)| sum.saturating_add(*bytes))
+        Ok(self.kind.backend()?.mesh(self.replicas, self.threads))
     }
 }
 
@@ -104,7 +73,7 @@ impl Model {
         }
         let mesh = devices.mesh()?;
         self.with_planner("memory_plan", kind, |session| {
-            session.memory_plan(kind, batch_size, devices.kind, mesh)
+            session.memory_plan(kind, batch_size, &*devices.kind.backend()?, mesh)
         })
     }
 
@@ -115,7 +84,7 @@ impl Model {
     pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
         self.with_planner("memory_plan", kind, |session| {
             let program = session.program(kind, batch_size)?;
-            Ok(MemoryPlan::new(&program, session.placement.kind, session.accumulates()))
+            Ok(session.placement.backend.memory_plan(&program, session.accumulates()))
         })
     }
 
@@ -133,13 +102,8 @@ impl Model {
     ) -> Result<Option<usize>> {
         let (memory_per_replica, mesh) = (memory / devices.sharing.max(1), devices.mesh()?);
         self.with_planner("memory_plan", kind, |session| {
-            session.largest_batch(
-                kind,
-                memory_per_replica,
-                MAX_ROWS_PER_REPLICA,
-                devices.kind,
-                mesh,
-            )
+            let on = (&*devices.kind.backend()?, mesh);
+            session.largest_batch(kind, memory_per_replica, MAX_ROWS_PER_REPLICA, on)
         })
     }
 
@@ -169,11 +133,11 @@ impl Session {
         &self,
         kind: StepKind,
         batch: usize,
-        devices: DeviceKind,
+        backend: &dyn Backend,
         mesh: Mesh,
     ) -> Result<MemoryPlan> {
-        let program = self.program_on(kind, batch, mesh, devices)?;
-        Ok(MemoryPlan::new(&program, devices, self.accumulates()))
+        let program = self.program_on(kind, batch, mesh, backend)?;
+        Ok(backend.memory_plan(&program, self.accumulates()))
     }
 
     fn largest_batch(
@@ -181,11 +145,10 @@ impl Session {
         kind: StepKind,
         memory: usize,
         max_rows: usize,
-        devices: DeviceKind,
-        mesh: Mesh,
+        (backend, mesh): (&dyn Backend, Mesh),
     ) -> Result<Option<usize>> {
         let fits = |rows: usize| {
-            let plan = self.memory_plan(kind, rows * mesh.devices, devices, mesh);
+            let plan = self.memory_plan(kind, rows * mesh.devices, backend, mesh);
             match plan {
                 Ok(plan) => Ok(plan.total() <= memory),
                 // The program's size overflows.
@@ -197,29 +160,26 @@ impl Session {
         Ok((rows > 0).then_some(rows * mesh.devices))
     }
 
-    /// Fails if a step on CPU devices needs more memory than the machine has. Warns once if memory is short.
+    /// Fails if a step needs more memory than its replicas share. Warns once if memory is short.
     pub(super) fn check_memory(
         &mut self,
         program: &Program,
         kind: StepKind,
         batch: usize,
     ) -> Result<()> {
-        if self.placement.kind != DeviceKind::Cpu {
-            return Ok(());
-        }
-        let plan = MemoryPlan::new(program, DeviceKind::Cpu, self.accumulates());
+        let Some(limit) = self.placement.backend.memory_limit() else { return Ok(()) };
+        let plan = self.placement.backend.memory_plan(program, self.accumulates());
         let (wanted, replicas) = (plan.total(), self.placement.names.len());
         let total = wanted.saturating_mul(replicas);
-        let physical = phalanx_cpu::physical_memory();
-        if total > physical {
-            let (purpose, available) = ("a step".into(), Some(physical / replicas));
+        if total > limit.total {
+            let (purpose, available) = ("a step".into(), Some(limit.total / replicas));
             return Err(self.explain_out_of_memory(
                 ExecError::Memory { wanted, purpose, available },
                 kind,
                 batch,
             ));
         }
-        let available = phalanx_cpu::available_memory();
+        let available = limit.available;
         if is_short(total, available) && !std::mem::replace(&mut self.memory_warned, true) {
             let (total, available) = (gibibytes(total), gibibytes(available));
             warning!("a batch of {batch} takes {total} of memory, {available} are available");
@@ -237,10 +197,10 @@ impl Session {
         let ExecError::Memory { available: Some(available), .. } = error else {
             return error.into();
         };
-        let (devices, mesh) = (self.placement.kind, self.mesh());
-        let Ok(plan) = self.memory_plan(kind, batch, devices, mesh) else { return error.into() };
+        let (backend, mesh) = (&*self.placement.backend, self.mesh());
+        let Ok(plan) = self.memory_plan(kind, batch, backend, mesh) else { return error.into() };
         let smaller = (batch.div_ceil(mesh.devices) - 1).min(MAX_ROWS_PER_REPLICA);
-        let largest = self.largest_batch(kind, available, smaller, devices, mesh);
+        let largest = self.largest_batch(kind, available, smaller, (backend, mesh));
         let Ok(largest) = largest else { return error.into() };
         let (planned, source) = (plan.total(), Box::new(error));
         Error::Memory { batch, planned, available, largest, source }

@@ -37,7 +37,7 @@ pub use training::{Interrupt, OnNan};
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle, lock};
 use crate::saving::Training;
-use phalanx_graph::exec::ExecError;
+use phalanx_exec::ExecError;
 use phalanx_graph::rng::Stream;
 use phalanx_graph::{DType, Tensor};
 pub(crate) use session::{Session, is_weight};
@@ -85,9 +85,13 @@ impl Model {
     }
 
     /// Returns the compile config and the optimizer's state, if the model is compiled with a loss.
-    pub(crate) fn training(&self) -> Option<Training> {
+    pub(crate) fn training(&self) -> Result<Option<Training>> {
         let session = lock(&self.session);
-        session.as_ref().filter(|session| session.objective.is_compiled()).map(Session::training)
+        session
+            .as_ref()
+            .filter(|session| session.objective.is_compiled())
+            .map(Session::training)
+            .transpose()
     }
 
     /// Returns the optimizer's iterations, if the model is compiled with a loss.
@@ -232,7 +236,7 @@ impl Model {
 
     /// Returns every weight with its name, in the order of the layers.
     pub fn weights(&self) -> Result<Vec<(String, Tensor)>> {
-        self.sync_to_host();
+        self.sync_to_host()?;
         self.initialize(0)?;
         let mut out = vec![];
         for (name, layer) in self.layers() {
@@ -283,8 +287,8 @@ impl Model {
     }
 
     /// Copies trained weights from the devices to the host.
-    fn sync_to_host(&self) {
-        self.layers().iter().for_each(|(_, layer)| layer.sync_to_host());
+    fn sync_to_host(&self) -> Result<()> {
+        self.layers().iter().try_for_each(|(_, layer)| layer.sync_to_host())
     }
 
     /// Returns the names of the inputs.

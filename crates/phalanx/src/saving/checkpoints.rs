@@ -4,7 +4,7 @@ use super::atomic::is_temporary;
 use super::run_checkpoints::{self, StateFile};
 use super::{Format, open_stored, safetensors};
 use crate::error::{Error, Result};
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use phalanx_graph::text::shown;
 use std::cmp::Ordering;
 use std::io::ErrorKind;

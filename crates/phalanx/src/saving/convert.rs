@@ -19,7 +19,7 @@ pub fn convert(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     // Weights files cannot store an optimizer.
     let whole = format != Format::WeightsH5;
     let model = Load::new().compile(whole).model(from)?;
-    let training = model.training();
+    let training = model.training()?;
     let mut not_saved = vec![];
     let is_state = Format::of(from)? == Format::SafeTensors
         && run_checkpoints::is_state(&safetensors::open(from)?);

@@ -42,7 +42,7 @@ use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition};
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use phalanx_graph::text::shown;
 use phalanx_graph::{Tensor, text};
 use safetensors::SafeTensors;
@@ -226,10 +226,8 @@ pub(crate) fn snapshot(
     source: &dyn WeightSource,
 ) -> Result<Vec<(String, Tensor)>> {
     let tensor = |(name, dims): (String, Vec<usize>)| {
-        let tensor = source.get(&name).and_then(|values| Tensor::new(dims, values).ok());
-        let owner = format!("model '{}'", model.name);
-        let missing = || Error::config(owner, format!("weight '{name}' is not on the devices"));
-        Ok((name.clone(), tensor.ok_or_else(missing)?))
+        let values = source.get(&name)?;
+        Ok((name, Tensor::new(dims, values)?))
     };
     expected_weights(model).into_iter().map(tensor).collect()
 }

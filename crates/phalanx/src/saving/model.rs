@@ -41,7 +41,7 @@ impl Model {
             let received = "one of a file of weights (see save_weights)";
             return Err(Error::file(path, expected, received));
         }
-        let training = self.training();
+        let training = self.training()?;
         let options = SaveOptions { structure: true, training };
         warn_not_saved(path, &save(path, self.definition(), &self.unique_weights()?, options)?);
         Ok(())

@@ -9,7 +9,7 @@ use super::safe_open::{identity, open_no_follow};
 use super::safetensors::{self, SafeTensors};
 use crate::error::{Error, Result};
 use crate::model::RunState;
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use phalanx_graph::Tensor;
 use phalanx_graph::text::shown;
 use sha2::{Digest, Sha256};

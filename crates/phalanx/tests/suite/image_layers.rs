@@ -5,8 +5,8 @@ use crate::common::{Fixture, RUNNERS, assert_close, feed_data, run_on};
 use phalanx::layer::{LayerHandle, Lowering};
 use phalanx::prelude::*;
 use phalanx_cpu::{CpuExecutor, CpuOptions};
+use phalanx_exec::{Batch, Executor};
 use phalanx_graph::autodiff::gradients;
-use phalanx_graph::exec::{Batch, Executor};
 use phalanx_graph::ops::{FillMode, SampleGeom};
 use phalanx_graph::{Fetch, Graph, Op, Options, ParamId, Program, Step, Type};
 
@@ -89,7 +89,7 @@ fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     let mut cpu = CpuExecutor::new(options, step.graph.params()).unwrap();
     let rows = images.rows();
     let program = Program::compile(step, Options::new(cpu.mesh(), rows)).unwrap();
-    let id = cpu.load(program).unwrap();
+    let id = cpu.load(program.into()).unwrap();
     for (param, values) in &low.constants {
         cpu.set_param(ParamId(param.index() as u32), values).unwrap();
     }

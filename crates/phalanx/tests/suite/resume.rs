@@ -506,7 +506,7 @@ fn nan_weights_never_replace_good_ones() {
         let name = view.weights.names().remove(0);
         let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
         Ok(match bad {
-            Some(values) if view.step == 4 => Action::RestoreWeights(vec![(name, values)]),
+            Ok(values) if view.step == 4 => Action::RestoreWeights(vec![(name, values)]),
             _ => Action::Continue,
         })
     });
@@ -539,7 +539,7 @@ fn weights_broken_by_the_last_step_are_an_error() {
         let name = view.weights.names().remove(0);
         let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
         Ok(match bad {
-            Some(values) if view.step == BATCHES => Action::RestoreWeights(vec![(name, values)]),
+            Ok(values) if view.step == BATCHES => Action::RestoreWeights(vec![(name, values)]),
             _ => Action::Continue,
         })
     });

@@ -3,7 +3,7 @@
 use phalanx::data::{Images, Pipeline};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
-use phalanx_graph::process_group::ProcessGroup;
+use phalanx_distributed::ProcessGroup;
 use phalanx_testing::peers::thread_peers;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -7,7 +7,7 @@ mod spatial_split;
 
 use phalanx_cpu::simd::Isa;
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::Executor;
+use phalanx_exec::Executor;
 use phalanx_graph::{Mesh, ParamSpec};
 use phalanx_testing::Lab;
 

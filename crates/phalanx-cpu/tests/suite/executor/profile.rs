@@ -1,7 +1,7 @@
 //! Profiling of programs.
 
 use super::{Cpu, MESHES};
-use phalanx_graph::exec::Batch;
+use phalanx_exec::Batch;
 use phalanx_testing::harness::{compile, elements, executor, feeds};
 use phalanx_testing::networks::{mlp, momentum};
 use phalanx_testing::simulate::{Numbers, SEED};
@@ -30,12 +30,12 @@ fn profiles_time_every_instruction() {
             staged: false,
         };
         e.run(id, &batch, &mut vec![]).expect("runs");
-        assert_eq!(e.profile(id), None, "profiling is off");
-        e.set_profiling(true);
+        assert_eq!(e.profiling().unwrap().profile(id), None, "profiling is off");
+        e.profiling().unwrap().set_profiling(true);
         for _ in 0..3 {
             e.run(id, &batch, &mut vec![]).expect("runs");
         }
-        let profile = e.profile(id).expect("measured");
+        let profile = e.profiling().unwrap().profile(id).expect("measured");
         assert_eq!((profile.steps, profile.lines.len()), (3, program.instrs().len()));
         assert!(profile.lines.iter().all(|l| l.seconds >= 0.0) && profile.seconds() > 0.0);
         // Three products per layer, except that the first layer's input needs no gradient.
@@ -43,7 +43,7 @@ fn profiles_time_every_instruction() {
         let flops: f64 = profile.lines.iter().map(|l| l.cost.flops).sum();
         assert!(flops >= products && flops < 3.0 * products, "{flops} of {products}, {mesh:?}");
         assert_eq!(profile.by_op().iter().map(|l| l.count).sum::<usize>(), profile.lines.len());
-        e.set_profiling(true);
-        assert_eq!(e.profile(id), None, "profiling starts again from zero");
+        e.profiling().unwrap().set_profiling(true);
+        assert_eq!(e.profiling().unwrap().profile(id), None, "profiling starts again from zero");
     }
 }

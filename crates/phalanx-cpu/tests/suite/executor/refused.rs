@@ -3,7 +3,7 @@
 
 use super::{Cpu, MESHES};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData};
+use phalanx_exec::{Batch, ExecError, Executor, FeedData, check_batch, check_own_batch};
 use phalanx_graph::ops::Op;
 use phalanx_graph::update::{RuleBuilder, Slot, SlotInit, UpdateRule};
 use phalanx_graph::{DType, Fetch, Graph, Mesh, ParamSpec, Step, Type};
@@ -14,7 +14,7 @@ use phalanx_testing::simulate::{Numbers, SEED};
 
 fn run(
     e: &mut dyn Executor,
-    id: phalanx_graph::exec::ProgramId,
+    id: phalanx_exec::ProgramId,
     owned: &[Elements],
     scalars: &[f32],
 ) -> Result<Vec<Vec<f32>>, ExecError> {
@@ -116,8 +116,8 @@ fn a_batch_whose_rows_wrap_around_is_refused() {
     let feeds = [FeedData::F32(&[]); 1];
     // With four floats per row, the size of this many rows wraps around to zero.
     let batch = Batch { rows: half, feeds: &feeds, scalars: &[0.0], ..Batch::default() };
-    assert!(program.check_batch(&batch).is_err());
-    assert!(program.check_own_batch(&batch, half).is_err());
+    assert!(check_batch(&program, &batch).is_err());
+    assert!(check_own_batch(&program, &batch, half).is_err());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::proto::{self, Message};
 use crate::callbacks::log_file::{LogFile, Mark};
 use crate::error::Result;
-use crate::workers;
+use phalanx_distributed::launch;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -51,7 +51,7 @@ pub(super) fn now() -> f64 {
 
 /// The host name, restricted to characters allowed in a file name.
 fn host() -> String {
-    let name = workers::host().unwrap_or_default();
+    let name = launch::host().unwrap_or_default();
     let safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     let name: String = name.chars().filter(|c| safe(*c)).take(64).collect();
     if name.is_empty() { "localhost".into() } else { name }

@@ -220,10 +220,11 @@ impl Callback for TensorBoard {
         if self.histogram_freq > 0 && view.epoch.is_multiple_of(self.histogram_freq) {
             let histogram = |name: String| {
                 let values = view.weights.get(&name)?;
-                Some(proto::histogram(&format!("{name}/histogram"), &values))
+                Ok(proto::histogram(&format!("{name}/histogram"), &values))
             };
-            let values: Vec<Message> =
-                view.weights.names().into_iter().filter_map(histogram).collect();
+            let values: Result<Vec<Message>> =
+                view.weights.names().into_iter().map(histogram).collect();
+            let values = values?;
             events.push(proto::summary(proto::event(now(), epoch), &values));
         }
         self.train(view)?.write(&events)?;

@@ -5,7 +5,7 @@ use super::{Cardinality, Element};
 use crate::data::{Digest, LocalShard};
 use crate::error::{Error, Result};
 use crate::saving::open_no_follow;
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Data, Tensor};
 use std::collections::HashMap;

@@ -5,7 +5,7 @@ use crate::data::Samples;
 use crate::datasets::npy;
 use crate::error::{Error, Result};
 use crate::saving::{open_file, write_atomic};
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use phalanx_graph::Tensor;
 use phalanx_graph::text::{MAX_QUOTED, cut, escape};
 use std::collections::BTreeMap;

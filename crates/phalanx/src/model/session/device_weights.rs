@@ -1,9 +1,20 @@
 //! The weights on the devices, bound to the layers that own them.
 
 use crate::error::{Error, Result};
-use crate::layer::{LayerHandle, ModelWeight, SharedExecutor, lock};
+use crate::layer::{LayerHandle, ModelWeight, WeightStore, lock};
+use phalanx_exec::{Executor, StateId};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::{ParamId, ParamSpec};
+use std::sync::{Arc, Mutex};
+
+/// The executor of a compiled model, shared by the session and, for reading weights, by layers.
+pub(super) type SharedExecutor = Arc<Mutex<Box<dyn Executor>>>;
+
+impl WeightStore for Mutex<Box<dyn Executor>> {
+    fn read(&self, param: ParamId) -> Result<Vec<f32>> {
+        Ok(lock(self).param(param)?)
+    }
+}
 
 /// A layer with weights, its parameters, and the version of its host values that the devices have.
 struct BoundLayer {
@@ -15,6 +26,8 @@ struct BoundLayer {
 /// The weights of a model on its devices.
 pub(crate) struct DeviceWeights {
     executor: SharedExecutor,
+    /// The executor as layers see it.
+    store: Arc<dyn WeightStore>,
     /// In the order of the model.
     pub all: Vec<ModelWeight>,
     layers: Vec<BoundLayer>,
@@ -43,7 +56,8 @@ impl DeviceWeights {
                 }
             }
         }
-        DeviceWeights { executor, all: weights, layers, trained, loss_scale }
+        let store: Arc<dyn WeightStore> = executor.clone();
+        DeviceWeights { executor, store, all: weights, layers, trained, loss_scale }
     }
 
     /// Whether the optimizer updates a weight.
@@ -55,7 +69,7 @@ impl DeviceWeights {
     /// the devices of another model that shares the layer.
     pub fn sync_to_devices(&mut self) -> Result<()> {
         for bound in &mut self.layers {
-            let version = bound.layer.sync_from_other(Some(&self.executor));
+            let version = bound.layer.sync_from_other(Some(&self.store))?;
             if version.is_none() || version == bound.seen {
                 continue;
             }
@@ -74,7 +88,7 @@ impl DeviceWeights {
     /// Declares that the newest weights will be on these devices.
     pub fn take_ownership(&self) {
         for bound in &self.layers {
-            bound.layer.set_owner(&self.executor, &bound.params);
+            bound.layer.set_owner(&self.store, &bound.params);
         }
     }
 
@@ -97,28 +111,34 @@ impl DeviceWeights {
         weights
     }
 
+    /// The index of a weight.
+    fn position(&self, name: &str) -> Result<usize> {
+        let names = self.names();
+        let at = names.iter().position(|n| n == name);
+        at.ok_or_else(|| Error::Unknown { kind: "weight", name: name.into(), known: names })
+    }
+
     /// A weight by name.
-    pub fn read(&self, name: &str) -> Option<Vec<f32>> {
-        let at = self.names().iter().position(|n| n == name)?;
-        Some(lock(&self.executor).param(self.all[at].param))
+    pub fn read(&self, name: &str) -> Result<Vec<f32>> {
+        let at = self.position(name)?;
+        Ok(lock(&self.executor).param(self.all[at].param)?)
     }
 
     /// Sets weights by name.
     pub fn write(&self, weights: &[(String, Vec<f32>)]) -> Result<()> {
-        let names = self.names();
         for (name, values) in weights {
-            let Some(at) = names.iter().position(|n| n == name) else {
-                return Err(Error::Unknown { kind: "weight", name: name.clone(), known: names });
-            };
+            let at = self.position(name)?;
             lock(&self.executor).set_param(self.all[at].param, values)?;
         }
         Ok(())
     }
 
-    /// Whether every number is finite.
+    /// Whether every number is known to be finite. Weights that cannot be read are not.
     pub fn is_finite(&self) -> bool {
         let executor = lock(&self.executor);
-        let finite = |w: &ModelWeight| executor.param(w.param).iter().all(|v| v.is_finite());
+        let finite = |w: &ModelWeight| {
+            executor.param(w.param).is_ok_and(|values| values.iter().all(|v| v.is_finite()))
+        };
         self.all.iter().all(finite)
     }
 
@@ -127,8 +147,9 @@ impl DeviceWeights {
         let mut executor = lock(&self.executor);
         let Some(last) = executor.slots().checked_sub(1) else { return Ok(()) };
         for param in &self.trained {
-            let average = executor.slot(last, *param);
-            executor.set_param(*param, &average)?;
+            if let Some(average) = executor.read(StateId::Slot(last, *param))? {
+                executor.set_param(*param, &average)?;
+            }
         }
         Ok(())
     }
@@ -137,6 +158,10 @@ impl DeviceWeights {
 impl Drop for DeviceWeights {
     /// Trained values stay with the layers.
     fn drop(&mut self) {
-        self.layers.iter().for_each(|bound| bound.layer.release(&self.executor));
+        for bound in &self.layers {
+            if let Err(error) = bound.layer.release(&self.store) {
+                tracing::error!("trained weights stay behind on the devices: {error}");
+            }
+        }
     }
 }

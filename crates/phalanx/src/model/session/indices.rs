@@ -5,7 +5,7 @@ use super::BatchChecks;
 use super::run_step::feed;
 use crate::data::{Arrays, Samples};
 use crate::error::{Error, Result};
-use phalanx_graph::exec::FeedData;
+use phalanx_exec::FeedData;
 use phalanx_graph::{Graph, NodeId, Op};
 use std::collections::HashSet;
 use std::ops::Range;

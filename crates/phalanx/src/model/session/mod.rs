@@ -28,14 +28,14 @@ use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
 use crate::error::Result;
-use crate::layer::{Lowering, SharedExecutor, lock};
+use crate::layer::{Lowering, lock};
 use crate::optimizers::Scaling;
-use crate::strategy::{DeviceKind, MirroredStrategy};
+use crate::strategy::{Backend, MirroredStrategy};
 use crate::workers::MultiWorkerMirroredStrategy;
-use device_weights::DeviceWeights;
-use phalanx_graph::exec::{ExecError, ProgramId, StepTimes};
+use device_weights::{DeviceWeights, SharedExecutor};
+use phalanx_exec::LocalShard;
+use phalanx_exec::{ExecError, ProgramId, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
-use phalanx_graph::process_group::LocalShard;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Policy, Split};
 use phalanx_graph::{Mesh, Options, Program, Step, Type};
@@ -48,8 +48,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Placement {
     /// As the strategy names them.
     pub names: Vec<String>,
-    pub kind: DeviceKind,
-    /// As requested; CPU devices store 32-bit floats anyway.
+    pub backend: Arc<dyn Backend>,
+    /// As requested; the backend may store wider numbers.
     pub policy: Policy,
 }
 
@@ -57,18 +57,9 @@ impl Placement {
     fn new(strategy: &MirroredStrategy) -> Placement {
         Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
-            kind: strategy.devices()[0].kind,
+            backend: strategy.backend().clone(),
             policy: strategy.requested_policy(),
         }
-    }
-
-    /// What programs for devices of a kind are compiled for.
-    fn options(&self, mesh: Mesh, max_batch: usize, kind: DeviceKind) -> Options {
-        let (policy, reuse_delay) = match kind {
-            DeviceKind::Cpu => (Policy::Float32, 0),
-            DeviceKind::Gpu => (self.policy, phalanx_cuda::REUSE_DELAY),
-        };
-        Options { mesh, max_batch, policy, reuse_delay }
     }
 }
 
@@ -175,7 +166,7 @@ impl Session {
         self.steps.set(StepKind::Train, steps::train(lowered, &self.objective, rule)?);
         if let Some(step) = constraints {
             let program = Program::compile(step, self.options(1))?;
-            self.loaded.constraints = Some(lock(&self.executor).load(program)?);
+            self.loaded.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
         }
         Ok(())
     }
@@ -231,7 +222,7 @@ impl Session {
 
     /// What programs for the session's own devices are compiled for.
     fn options(&self, max_batch: usize) -> Options {
-        self.placement.options(self.mesh(), max_batch, self.placement.kind)
+        self.placement.backend.options(self.mesh(), self.placement.policy, max_batch)
     }
 
     /// The program of a step as other devices would run it.
@@ -240,9 +231,9 @@ impl Session {
         kind: StepKind,
         batch: usize,
         mesh: Mesh,
-        devices: DeviceKind,
+        backend: &dyn Backend,
     ) -> Result<Program> {
-        let options = self.placement.options(mesh, batch, devices);
+        let options = backend.options(mesh, self.placement.policy, batch);
         self.steps.compile(kind, options, || self.build(kind))
     }
 
@@ -260,9 +251,9 @@ impl Session {
         }
         let program = self.program(kind, batch)?;
         self.check_memory(&program, kind, batch)?;
-        let mut loaded = lock(&self.executor).load((*program).clone());
+        let mut loaded = lock(&self.executor).load(program.clone());
         if matches!(loaded, Err(ExecError::Memory { .. })) && self.evict_all() {
-            loaded = lock(&self.executor).load((*program).clone());
+            loaded = lock(&self.executor).load(program.clone());
         }
         let id = loaded.map_err(|e| self.explain_out_of_memory(e, kind, batch))?;
         let fetches = program.fetches().to_vec();
@@ -276,11 +267,15 @@ impl Session {
 
     pub(crate) fn set_profiling(&mut self, on: bool) {
         self.loaded.profiling = on;
-        lock(&self.executor).set_profiling(on);
+        if let Some(profiling) = lock(&self.executor).profiling() {
+            profiling.set_profiling(on);
+        }
     }
 
     pub(crate) fn profile(&self, kind: StepKind) -> Option<Profile> {
-        self.loaded.of(kind).find_map(|program| lock(&self.executor).profile(program.id))
+        let mut executor = lock(&self.executor);
+        let profiling = executor.profiling()?;
+        self.loaded.of(kind).find_map(|program| profiling.profile(program.id))
     }
 
     pub(crate) fn check_consistency(&self) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The steps of a model, each built once, and their programs, each compiled once.
 
 use crate::error::Result;
-use phalanx_graph::exec::ProgramId;
+use phalanx_exec::ProgramId;
 use phalanx_graph::program::FetchPlan;
 use phalanx_graph::{Options, Program, Step};
 use std::cell::{OnceCell, RefCell};

@@ -5,9 +5,7 @@ use super::{Session, StepKind, Tally};
 use crate::data::{Dataset, HostBatch, Identity, InMemory, IndexBatch, Table};
 use crate::error::Result;
 use crate::layer::lock;
-use crate::strategy::DeviceKind;
-use phalanx_graph::exec::ExecError;
-use phalanx_graph::resident::{StepInput, TableId};
+use phalanx_exec::{ExecError, ResidentData, StepInput, TableId};
 use std::sync::Arc;
 
 /// Samples on the devices, and the arrays they were uploaded from.
@@ -56,10 +54,9 @@ impl Session {
         data: &dyn Dataset,
     ) -> Result<Option<ResidentTable>> {
         let between = self.loaded.constraints.is_some() || self.accumulates();
-        let alone_on_gpus =
-            self.placement.kind == DeviceKind::Gpu && !self.workers.is_distributed();
+        let can_keep = lock(&self.executor).resident_data().is_some();
         // A profile measures every instruction by itself, on a batch from the host.
-        if !alone_on_gpus || self.loaded.profiling || (kind == StepKind::Train && between) {
+        if !can_keep || self.loaded.profiling || (kind == StepKind::Train && between) {
             return Ok(None);
         }
         let Some(data) = data.in_memory() else { return Ok(None) };
@@ -67,7 +64,7 @@ impl Session {
         let rows = data.batch_size();
         let program = self.ensure_loaded(kind, rows)?;
         let Some(id) = self.ensure_resident(data, &table)? else { return Ok(None) };
-        let steps_per_launch = lock(&self.executor).steps_per_launch(program, id, rows);
+        let steps_per_launch = self.with_resident_data(|on| on.steps_per_launch(program, id, rows));
         if matches!(steps_per_launch, Err(ExecError::Memory { .. })) {
             // Batches from the host need less.
             self.evict_all();
@@ -86,10 +83,10 @@ impl Session {
         }
         self.check_table(data, table)?;
         for id in self.tables.take(false) {
-            lock(&self.executor).evict(id);
+            self.evict(id);
         }
         let ones = vec![1.0; if table.weights.is_some() { 0 } else { table.rows() }];
-        let uploaded = lock(&self.executor).upload(&table.columns(&ones))?;
+        let uploaded = self.with_resident_data(|on| on.upload(&table.columns(&ones)))?;
         self.tables.0.extend(uploaded.map(|id| Uploaded { identity, id }));
         Ok(uploaded)
     }
@@ -97,8 +94,28 @@ impl Session {
     /// Evicts all samples from the devices; returns whether there were any.
     pub(super) fn evict_all(&mut self) -> bool {
         let tables = self.tables.take(true);
-        tables.iter().for_each(|id| lock(&self.executor).evict(*id));
+        tables.iter().for_each(|id| self.evict(*id));
         !tables.is_empty()
+    }
+
+    fn evict(&self, table: TableId) {
+        if let Some(data) = lock(&self.executor).resident_data() {
+            data.evict(table);
+        }
+    }
+
+    /// Calls `f` with the samples on the devices.
+    fn with_resident_data<T>(
+        &self,
+        f: impl FnOnce(&mut dyn ResidentData) -> Result<T, ExecError>,
+    ) -> Result<T, ExecError> {
+        match lock(&self.executor).resident_data() {
+            Some(data) => f(data),
+            None => Err(ExecError::Program {
+                name: "resident samples".into(),
+                reason: "this executor has none".into(),
+            }),
+        }
     }
 
     /// Checks all samples at once instead of batch by batch.
@@ -164,7 +181,7 @@ impl Session {
             StepInput { rows, augments, mirrored, seed: self.state.seed, step, scalars }
         };
         let inputs: Vec<StepInput<'_>> = (0..batches.len()).map(input).collect();
-        let started = lock(&self.executor).start_steps(program, table.id, &inputs);
+        let started = self.with_resident_data(|on| on.start_steps(program, table.id, &inputs));
         started.map_err(|e| self.explain_out_of_memory(e, kind, rows))?;
         Ok(StepsInFlight { training, steps })
     }
@@ -176,7 +193,7 @@ impl Session {
         tally: &mut Tally,
     ) -> Result<Vec<f64>> {
         let mut fetched = vec![];
-        lock(&self.executor).finish_steps(&mut fetched)?;
+        self.with_resident_data(|on| on.finish_steps(&mut fetched))?;
         let mut losses = Vec::with_capacity(fetched.len());
         for (values, (rows, divisors)) in fetched.into_iter().zip(&started.steps) {
             if started.training && self.state.advance(values.last().map(Vec::as_slice)) {

@@ -5,7 +5,7 @@ use super::{Accumulation, Session, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::layer::lock;
-use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId};
+use phalanx_exec::{Batch, ExecError, Executor, FeedData, ProgramId};
 use phalanx_graph::program::FetchPlan;
 use phalanx_graph::{Data, Tensor};
 use std::ops::Range;
@@ -43,7 +43,8 @@ impl Session {
         }
         self.checks.check(batch, true)?;
         self.with_feeds(kind, batch, |executor, id, feeds| {
-            executor.stage(id, &Batch { rows: batch.rows, feeds, ..Batch::default() })
+            let batch = Batch { rows: batch.rows, feeds, ..Batch::default() };
+            executor.staging().map_or(Ok(()), |staging| staging.stage(id, &batch))
         })?;
         Ok(())
     }

@@ -4,6 +4,7 @@ use super::train_state::mismatch;
 use super::{Session, StepKind, TrainState};
 use crate::error::Result;
 use crate::layer::lock;
+use phalanx_exec::StateId;
 use phalanx_graph::Tensor;
 use phalanx_graph::loss_scale::STATE;
 use std::collections::HashMap;
@@ -26,20 +27,21 @@ impl Session {
         let mut named = self.weights.named();
         let executor = lock(&self.executor);
         for (name, param, dims) in &named {
-            tensors.push((name.clone(), Tensor::new(dims.clone(), executor.param(*param))?));
+            tensors.push((name.clone(), Tensor::new(dims.clone(), executor.param(*param)?)?));
         }
         if let Some(scale) = self.weights.loss_scale {
-            let state = executor.param(scale.state);
+            let state = executor.param(scale.state)?;
             tensors.push((LOSS_SCALE.into(), Tensor::new([STATE], state)?));
         }
         let (batches, _) = self.state.accumulated();
         named.retain(|weight| self.weights.is_trained(weight.1));
         for (name, param, dims) in named {
             for slot in 0..executor.slots() {
-                let values = executor.slot(slot, param);
+                let values = executor.read(StateId::Slot(slot, param))?.unwrap_or_default();
                 tensors.push((slot_name(slot, &name), Tensor::new(dims.clone(), values)?));
             }
-            if let Some(values) = executor.accumulated(param).filter(|_| batches > 0) {
+            let accumulated = executor.read(StateId::Accumulated(param))?;
+            if let Some(values) = accumulated.filter(|_| batches > 0) {
                 tensors.push((accumulated_name(&name), Tensor::new(dims, values)?));
             }
         }
@@ -72,10 +74,12 @@ impl Session {
                 continue;
             }
             for slot in 0..executor.slots() {
-                executor.set_slot(slot, param, take(&slot_name(slot, &name), &dims)?)?;
+                let values = take(&slot_name(slot, &name), &dims)?;
+                executor.write(StateId::Slot(slot, param), values)?;
             }
             if saved.accumulated().0 > 0 {
-                executor.set_accumulated(param, take(&accumulated_name(&name), &dims)?)?;
+                let values = take(&accumulated_name(&name), &dims)?;
+                executor.write(StateId::Accumulated(param), values)?;
             }
         }
         let mut loss_scale = None;

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::json_float::JsonFloat;
 use crate::optimizers::Optimizer;
-use phalanx_graph::exec::Accumulate;
+use phalanx_exec::Accumulate;
 use serde::{Deserialize, Serialize};
 
 /// The counters of a training run, as files store them.

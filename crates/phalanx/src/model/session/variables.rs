@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::layer::ModelWeight;
 use crate::saving::{Training, TrainingState, Variable, layers_in_order};
 use crate::schedules::LearningRate;
+use phalanx_exec::StateId;
 use phalanx_graph::Tensor;
 use phalanx_graph::loss_scale::STATE;
 use phalanx_graph::update::{Slot, SlotInit};
@@ -83,10 +84,11 @@ impl Session {
     }
 
     /// Returns the compile config and the optimizer's state.
-    pub(crate) fn training(&self) -> Training {
+    pub(crate) fn training(&self) -> Result<Training> {
         let config = self.compile_config();
         let optimizer = self.objective.optimizer.common().name.clone();
-        Training { config, optimizer, state: self.training_state(), not_saved: self.not_saved() }
+        let (state, not_saved) = (self.training_state()?, self.not_saved());
+        Ok(Training { config, optimizer, state, not_saved })
     }
 
     /// Describes state that Keras' file formats cannot store.
@@ -113,7 +115,7 @@ impl Session {
             .map_or(0, |every| self.state.iterations() % every.max(1))
     }
 
-    fn training_state(&self) -> TrainingState {
+    fn training_state(&self) -> Result<TrainingState> {
         let slots = self.objective.optimizer.rule().slots;
         let weights = self.trainable_weights();
         let executor = lock(&self.executor);
@@ -123,38 +125,39 @@ impl Session {
         let scale = if storable { (count as f64 / weight) as f32 } else { 0.0 };
         let variable = |kind: VariableKind| match kind {
             VariableKind::Scalar(value) => {
-                Variable { name: "variable".into(), dims: vec![], values: vec![value as f32] }
+                let (name, values) = ("variable".into(), vec![value as f32]);
+                Ok(Variable { name, dims: vec![], values })
             }
             VariableKind::Slot(slot, w) => {
                 let initial = || match slots[slot].init {
                     SlotInit::Value(value) => value,
                     SlotInit::Weight => 0.0,
                 };
-                let values = |n: usize| match started {
-                    true => executor.slot(slot, weights[w].param),
-                    false => vec![initial(); n],
+                let held = match started {
+                    true => executor.read(StateId::Slot(slot, weights[w].param))?,
+                    false => None,
                 };
-                Variable::for_weight(weights[w], &slots[slot].name, values)
+                let values = |n: usize| held.unwrap_or_else(|| vec![initial(); n]);
+                Ok(Variable::for_weight(weights[w], &slots[slot].name, values))
             }
             VariableKind::Accumulated(w) => {
-                let values = |n: usize| match executor.accumulated(weights[w].param) {
+                let held = executor.read(StateId::Accumulated(weights[w].param))?;
+                let values = |n: usize| match held {
                     // Keras weights batches equally; a run of an earlier version weights them by rows.
                     Some(sum) if scale > 0.0 => sum.iter().map(|v| v * scale).collect(),
                     _ => vec![0.0; n],
                 };
-                Variable::for_weight(weights[w], "gradient_accumulator", values)
+                Ok(Variable::for_weight(weights[w], "gradient_accumulator", values))
             }
         };
         let kinds = self.variables(&slots, weights.len());
-        TrainingState {
+        let scale = self.weights.loss_scale.map(|scaling| executor.param(scaling.state));
+        Ok(TrainingState {
             iterations: self.state.iterations(),
             learning_rate: self.stored_learning_rate(),
-            scale: self
-                .weights
-                .loss_scale
-                .and_then(|scaling| executor.param(scaling.state).try_into().ok()),
-            variables: kinds.into_iter().map(variable).collect(),
-        }
+            scale: scale.transpose()?.and_then(|state| state.try_into().ok()),
+            variables: kinds.into_iter().map(variable).collect::<Result<_>>()?,
+        })
     }
 
     /// Returns the state of the loss scale and the iteration of the inner optimizer, if a file's variables
@@ -208,8 +211,12 @@ impl Session {
             for (kind, tensor) in kinds.iter().zip(found) {
                 let values = tensor.f32().unwrap_or_default();
                 match kind {
-                    VariableKind::Slot(slot, w) => executor.set_slot(*slot, params[*w], values)?,
-                    VariableKind::Accumulated(w) => executor.set_accumulated(params[*w], values)?,
+                    VariableKind::Slot(slot, w) => {
+                        executor.write(StateId::Slot(*slot, params[*w]), values)?;
+                    }
+                    VariableKind::Accumulated(w) => {
+                        executor.write(StateId::Accumulated(params[*w]), values)?;
+                    }
                     VariableKind::Scalar(_) => {}
                 }
             }
@@ -253,7 +260,7 @@ impl Variable {
     fn for_weight(
         weight: &ModelWeight,
         slot: &str,
-        values: impl Fn(usize) -> Vec<f32>,
+        values: impl FnOnce(usize) -> Vec<f32>,
     ) -> Variable {
         let weights = weight.layer.weights();
         let spec = &weights[weight.index].spec;

@@ -7,10 +7,9 @@ use crate::layer::lock;
 use crate::model::RunState;
 use crate::progress::Verbose;
 use crate::saving;
-use crate::strategy::DeviceKind;
 use crate::workers::peer_lost;
-use phalanx_cpu::simd::Isa;
-use phalanx_graph::process_group::{Cluster, all_gather};
+use phalanx_distributed::all_gather;
+use phalanx_exec::Cluster;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -101,18 +100,21 @@ const STOP_FLAG: u64 = 1;
 impl Session {
     /// Sends this worker's stop request, if any, to the others along with the next step.
     pub(crate) fn set_stop_flag(&mut self, stop: bool) {
-        lock(&self.executor).set_flags(if stop { STOP_FLAG } else { 0 });
+        if let Some(flags) = lock(&self.executor).process_flags() {
+            flags.set_flags(if stop { STOP_FLAG } else { 0 });
+        }
     }
 
     /// Returns whether any worker had a stop request before the last step. All workers get the same answer. A
     /// single worker returns `own`.
     pub(crate) fn any_worker_stopping(&self, own: bool) -> bool {
-        lock(&self.executor).flags().map_or(own, |flags| flags & STOP_FLAG != 0)
+        let mut executor = lock(&self.executor);
+        executor.process_flags().map_or(own, |all| all.flags() & STOP_FLAG != 0)
     }
 
     /// Returns names and values that must be equal on all workers. `data` comes before entries that depend on
     /// it, such as metadata about the data and adapted weights, so that an error names the cause.
-    pub(crate) fn fingerprint(&self, data: &[(&str, String)]) -> Vec<(String, String)> {
+    pub(crate) fn fingerprint(&self, data: &[(&str, String)]) -> Result<Vec<(String, String)>> {
         let digest = |text: String| {
             let mut digest = Digest::default();
             digest.bytes(text.as_bytes());
@@ -122,7 +124,9 @@ impl Session {
         let timeout = self.workers.0.as_ref().and_then(|c| c.peers.timeout());
         let executor = lock(&self.executor);
         let mut weights = Digest::default();
-        self.weights.all.iter().for_each(|w| weights.floats(&executor.param(w.param)));
+        for weight in &self.weights.all {
+            weights.floats(&executor.param(weight.param)?);
+        }
         let mut facts = vec![("version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
         facts.extend(data.iter().map(|(name, value)| (name.to_string(), value.clone())));
         let session_facts = [
@@ -134,30 +138,20 @@ impl Session {
             ("seed", self.state.seed.to_string()),
             ("deterministic mode", executor.mesh().fixed.to_string()),
             ("precision", format!("{:?}", self.placement.policy)),
-            ("instruction set", self.isa()),
-            (
-                "gradients during backward (PHALANX_OVERLAP)",
-                phalanx_cpu::overlap_enabled().to_string(),
-            ),
             ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
             ("weights", format!("{:016x}", weights.end())),
             ("notes of the model", digest(notes.join("\n"))),
             ("optimizer", self.objective.optimizer.class_name().into()),
         ];
-        facts.extend(session_facts.map(|(name, value)| (name.into(), value)));
+        let backend_facts = self.placement.backend.fingerprint();
+        let named = |(name, value): (&str, String)| (name.to_string(), value);
+        facts.extend(backend_facts.into_iter().map(named));
+        facts.extend(session_facts.map(named));
         let options = self.objective.optimizer.config().into_iter();
         facts.extend(
             options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
         );
-        facts
-    }
-
-    /// Returns the instruction set, or `any` if results do not depend on it.
-    fn isa(&self) -> String {
-        match self.placement.kind {
-            DeviceKind::Cpu => Isa::detect().map_or_else(|e| e.to_string(), |isa| isa.to_string()),
-            DeviceKind::Gpu => "any".into(),
-        }
+        Ok(facts)
     }
 
     /// Fails if the workers would evaluate or predict with different data or models.
@@ -170,6 +164,6 @@ impl Session {
             ("samples", data.len().map_or("unknown".into(), |n| n.to_string())),
             ("data", format_digest(data.digest()).unwrap_or_else(|| "unknown".into())),
         ];
-        self.workers.check_equal(&self.fingerprint(&facts))
+        self.workers.check_equal(&self.fingerprint(&facts)?)
     }
 }

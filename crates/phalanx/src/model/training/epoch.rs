@@ -8,7 +8,7 @@ use crate::model::multi_step::StepGroup;
 use crate::model::run_state::Position;
 use crate::model::session::{Accumulation, BatchOrigin, ResidentTable, StepKind};
 use crate::model::source::TRAINING;
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use std::time::Instant;
 
 /// The batch of the next step.

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::Progress;
 use crate::saving;
-use crate::warnings::warning;
+use phalanx_distributed::warnings::warning;
 use std::cell::OnceCell;
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ impl WeightSource for Session {
         self.weights.names()
     }
 
-    fn get(&self, name: &str) -> Option<Vec<f32>> {
+    fn get(&self, name: &str) -> Result<Vec<f32>> {
         self.weights.read(name)
     }
 
@@ -40,8 +40,8 @@ impl WeightSource for Session {
         self.weights.is_finite()
     }
 
-    fn training(&self) -> Option<saving::Training> {
-        self.objective.is_compiled().then(|| Session::training(self))
+    fn training(&self) -> Result<Option<saving::Training>> {
+        self.objective.is_compiled().then(|| Session::training(self)).transpose()
     }
 }
 
@@ -213,7 +213,7 @@ impl<'a> TrainLoop<'a> {
             }
         }
         if self.session.worker_shard().is_some() {
-            self.session.workers.check_equal(&self.facts())?;
+            self.session.workers.check_equal(&self.facts()?)?;
         }
         let found = self.session.workers.broadcast_run(found)?;
         // The optimizer's slots exist once the training program is loaded.
@@ -375,7 +375,7 @@ impl<'a> TrainLoop<'a> {
     }
 
     /// What must be the same on every worker.
-    fn facts(&self) -> Vec<(String, String)> {
+    fn facts(&self) -> Result<Vec<(String, String)>> {
         let setup = self.setup();
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
         let unknown = || "unknown".to_string();
@@ -388,7 +388,7 @@ impl<'a> TrainLoop<'a> {
             ("data", setup.data.unwrap_or_else(unknown)),
             ("augmentation", setup.augmentation.unwrap_or_else(unknown)),
             ("validation data", validation),
-        ]);
+        ])?;
         let own = [
             ("epochs", format!("{} to {}", self.at.epoch, self.plan.epochs)),
             ("global batch size", setup.batch_size.to_string()),
@@ -399,7 +399,7 @@ impl<'a> TrainLoop<'a> {
         facts.extend(own.map(|(name, value)| (name.into(), value)));
         let callbacks = self.callbacks.iter().filter(|c| !c.chief_only()).filter_map(|c| c.setup());
         facts.push(("callbacks".into(), callbacks.collect::<Vec<_>>().join(", ")));
-        facts
+        Ok(facts)
     }
 
     fn state(&mut self) -> Result<RunState> {

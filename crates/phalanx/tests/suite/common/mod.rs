@@ -5,7 +5,7 @@ pub mod trainer;
 use phalanx_cpu::reference::{self, Bindings, Context, Value as RefValue};
 use phalanx_cpu::simd::Isa;
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::{Batch, Executor, FeedData};
+use phalanx_exec::{Batch, Executor, FeedData};
 use phalanx_graph::{
     Data, Fetch, Graph, NodeId, Op, Options, ParamId, Program, Scope, Space, Step, Tensor,
 };
@@ -162,7 +162,8 @@ fn run_cpu(
         step.fetches.push(Fetch { name: "output".into(), node });
     }
     let options = Options::new(cpu.mesh(), rows);
-    let id = cpu.load(Program::compile(step, options).expect("a program")).expect("it loads");
+    let id =
+        cpu.load(Program::compile(step, options).expect("a program").into()).expect("it loads");
     for (i, param) in params.iter().enumerate() {
         let values = param.f32().expect("parameters are floats");
         cpu.set_param(ParamId(i as u32), values).expect("values that fit");

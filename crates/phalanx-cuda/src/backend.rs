@@ -1,0 +1,171 @@
+//! The backend of NVIDIA GPUs.
+
+#[cfg(feature = "emulator")]
+use crate::emulator::Emulator;
+use crate::executor::GpuExecutor;
+use crate::gpu::Gpu;
+use crate::plan::memory_plan;
+use phalanx_cuda_driver::driver;
+use phalanx_cuda_driver::libs::{self, Lib};
+use phalanx_distributed::transport::DeviceTransport;
+use phalanx_distributed::transport::nccl::Nccl;
+use phalanx_exec::{
+    Backend, Cluster, DeviceInfo, DeviceTraits, ExecError, Executor, MemoryLimit, MemoryPlan,
+    OpenRequest, Place,
+};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{Mesh, Options, ParamSpec, Program};
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+/// How many instructions the buffers of dead values stay unused in programs for GPUs
+/// (`Options::reuse_delay`).
+const REUSE_DELAY: usize = 16;
+
+/// The NVIDIA GPUs of this machine, or emulated ones.
+#[derive(Clone, Default)]
+pub struct CudaBackend {
+    #[cfg(feature = "emulator")]
+    emulator: Option<Emulator>,
+}
+
+impl CudaBackend {
+    /// The GPUs of this machine.
+    pub fn new() -> CudaBackend {
+        CudaBackend::default()
+    }
+
+    /// Emulated GPUs.
+    #[cfg(feature = "emulator")]
+    pub fn emulated(emulator: Emulator) -> CudaBackend {
+        CudaBackend { emulator: Some(emulator) }
+    }
+}
+
+impl Backend for CudaBackend {
+    fn kind(&self) -> &'static str {
+        "gpu"
+    }
+
+    fn traits(&self) -> DeviceTraits {
+        DeviceTraits {
+            on_host: false,
+            deterministic: false,
+            wants_large_batches: true,
+            unplanned_memory: Some("the driver and NVIDIA's libraries"),
+            profile_note: Some("each launch measured by itself"),
+        }
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, String> {
+        #[cfg(feature = "emulator")]
+        if let Some(emulator) = &self.emulator {
+            return Ok(emulator.devices());
+        }
+        static FOUND: OnceLock<Result<Vec<DeviceInfo>, String>> = OnceLock::new();
+        FOUND.get_or_init(enumerate_gpus).clone()
+    }
+
+    fn mesh(&self, replicas: usize, _threads: usize) -> Mesh {
+        Mesh::new(replicas, 1)
+    }
+
+    fn options(&self, mesh: Mesh, policy: Policy, max_batch: usize) -> Options {
+        Options { mesh, max_batch, policy, reuse_delay: REUSE_DELAY }
+    }
+
+    fn memory_plan(&self, program: &Program, accumulates: bool) -> MemoryPlan {
+        MemoryPlan::new(program, memory_plan(program, accumulates))
+    }
+
+    fn memory_limit(&self) -> Option<MemoryLimit> {
+        None
+    }
+
+    fn fingerprint(&self) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+
+    fn device_transport(&self) -> Option<&dyn DeviceTransport> {
+        #[cfg(feature = "emulator")]
+        if let Some(emulator) = &self.emulator {
+            return Some(emulator);
+        }
+        Some(&Nccl)
+    }
+
+    fn open(&self, request: OpenRequest<'_>) -> Result<Box<dyn Executor>, ExecError> {
+        let OpenRequest { places, params, cluster, .. } = request;
+        #[cfg(feature = "emulator")]
+        if let Some(emulator) = &self.emulator {
+            return emulator.open(places, params, cluster);
+        }
+        open(places, joins(places, cluster.as_ref()), params, cluster)
+    }
+}
+
+/// The GPUs of this machine. Only queries the driver: no GPU is initialised.
+fn enumerate_gpus() -> Result<Vec<DeviceInfo>, String> {
+    libs::find(Lib::Driver).map_err(|e| e.to_string())?;
+    let count = driver::count().map_err(|e| e.0)?;
+    let each = (0..count).map(|index| {
+        let (name, memory) = driver::describe(index).map_err(|e| e.0)?;
+        Ok(DeviceInfo { index, name, memory: Some(memory) })
+    });
+    each.collect()
+}
+
+/// The version of the driver, if the system reports it, and its CUDA version. `None` if there is no
+/// driver.
+pub fn driver_version() -> Option<String> {
+    let cuda = libs::driver_version()?;
+    let own = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
+    Some(match own.trim() {
+        "" => format!("CUDA {cuda}"),
+        own => format!("{own} (CUDA {cuda})"),
+    })
+}
+
+/// Whether replicas have to reduce across GPUs.
+pub(crate) fn joins(places: &[Place], cluster: Option<&Cluster>) -> bool {
+    cluster.is_some() || places.iter().any(|place| place.index != places[0].index)
+}
+
+/// The names of the replicas on each GPU.
+pub(crate) fn replicas_by_gpu(places: &[Place]) -> BTreeMap<usize, Vec<String>> {
+    let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    for Place { index, part } in places {
+        let name = match part {
+            Some(part) => format!("gpu:{index}/{part}"),
+            None => format!("gpu:{index}"),
+        };
+        by_gpu.entry(*index).or_default().push(name);
+    }
+    by_gpu
+}
+
+/// Creates an executor that reduces through NCCL even on a single GPU. For tests.
+///
+/// # Errors
+/// A library is missing, or a GPU is unusable.
+pub fn joined_executor(
+    places: &[Place],
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
+    open(places, true, params, None)
+}
+
+fn open(
+    places: &[Place],
+    joined: bool,
+    params: &[ParamSpec],
+    cluster: Option<Cluster>,
+) -> Result<Box<dyn Executor>, ExecError> {
+    let by_gpu = replicas_by_gpu(places);
+    let mut gpus = by_gpu.keys().map(|index| Gpu::open(*index)).collect::<Result<Vec<_>, _>>()?;
+    if joined {
+        Gpu::join(&mut gpus, cluster.as_ref().map(|c| &c.peers))?;
+    }
+    let devices = gpus.into_iter().zip(by_gpu.into_values()).collect();
+    Ok(Box::new(GpuExecutor::new(devices, params, cluster)?))
+}
