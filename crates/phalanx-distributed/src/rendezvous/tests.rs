@@ -225,7 +225,7 @@ fn missing_workers_are_named() {
     let limit = Duration::from_millis(700);
     let (chief, worker) =
         with_chief(4, limit, |address| join_at(address, &identity(2, 4, LONG_TIMEOUT)));
-    assert_eq!(error_text(chief), "step 0: rank 1, rank 3: did not join within 0.7 s");
+    assert_eq!(error_text(chief), "rank 1, rank 3: did not join within 0.7 s");
     let message = error_text(worker);
     assert!(
         message.ends_with("it closed the connection before all workers had joined"),

@@ -25,7 +25,7 @@ fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
     };
     let scalars = vec![0.0; program.update().map_or(0, |u| u.rule.scalars)];
     let mut executor = Emulator::new(1).memory(memory).executor(devices, program.params())?;
-    let id = executor.load(program.clone())?;
+    let id = executor.load(program.clone().into())?;
     (1..=max_batch).rev().try_for_each(|rows| {
         let feeds: Vec<FeedData<'_>> = program.feeds().iter().map(|f| feed(&f.ty, rows)).collect();
         let batch = Batch { rows, feeds: &feeds, scalars: &scalars, ..Batch::default() };
