@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+// The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
 pub struct BatchNormalization {
     axis: i64,
     momentum: f64,

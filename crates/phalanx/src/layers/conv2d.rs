@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields)]
+// The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
 pub struct Conv2D {
     filters: usize,
     kernel_size: Pair,

@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields)]
+// The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
 pub struct DepthwiseConv2D {
     kernel_size: Pair,
     strides: Pair,
