@@ -13,6 +13,8 @@ mod dense;
 mod depthwise_conv2d;
 mod dropout;
 mod embedding;
+#[cfg(test)]
+mod example_layer;
 mod flatten;
 mod global_pooling;
 mod image_preprocessing;
@@ -61,7 +63,9 @@ registry! {
     image_preprocessing::random_crop { RandomCrop required ["height", "width"] }
     image_preprocessing::random_flip { RandomFlip }
     image_preprocessing::random_rotation { RandomRotation required ["factor"] }
-    image_preprocessing::random_translation { RandomTranslation required ["height_factor", "width_factor"] }
+    image_preprocessing::random_translation {
+        RandomTranslation required ["height_factor", "width_factor"],
+    }
     image_preprocessing::random_zoom { RandomZoom required ["height_factor"] }
     image_preprocessing::resizing { Resizing required ["height", "width"] }
     layer_normalization { LayerNormalization }
@@ -154,7 +158,10 @@ fn read<L: Layer + DeserializeOwned>(
 
 #[cfg(test)]
 mod tests {
+    use super::read as read_layer;
     use super::*;
+    use crate::layer::{LayerHandle, Lowering};
+    use phalanx_graph::Type;
     use serde_json::json;
 
     fn read(class_name: &str, config: Value) -> Result<Box<dyn Layer>> {
@@ -165,19 +172,30 @@ mod tests {
         read(class_name, config).unwrap_err().to_string()
     }
 
+    registry! {
+        /// The layer of `docs/adding.md`.
+        pub mod examples;
+        const EXAMPLES: dyn Layer = read_layer;
+
+        super::example_layer { RepeatVector required ["n"] }
+    }
+
     #[test]
-    fn every_class_round_trips_through_its_config() {
-        let some = json!({ "units": 1, "filters": 1, "kernel_size": 1, "rate": 0.1, "pool_size": 2,
-            "input_dim": 2, "output_dim": 2, "dims": [1], "target_shape": [1], "scale": 1.0,
-            "activation": "relu", "height": 2, "width": 3, "factor": 0.1, "height_factor": 0.2,
-            "width_factor": [0.1, 0.3] });
-        for class in REGISTRY.classes() {
-            let config = class.required.iter().map(|key| ((*key).into(), some[*key].clone()));
-            let layer = from_config(class.name, config.collect()).unwrap();
-            assert_eq!(layer.class_name(), class.name);
-            let again = from_config(class.name, layer.config()).unwrap();
-            assert_eq!(again.config(), layer.config());
-        }
+    fn the_layer_in_the_documentation_is_this_one_and_works() {
+        let guide = include_str!("../../../../docs/adding.md");
+        assert!(guide.contains(include_str!("example_layer.rs")), "docs/adding.md differs");
+        let class = &EXAMPLES[0];
+        assert_eq!((class.name, class.required), ("RepeatVector", &["n"][..]));
+        let config = examples::RepeatVector::new(3).config();
+        let layer = (class.read)(class, &config).unwrap();
+        assert_eq!((layer.class_name(), layer.config()), ("RepeatVector", config));
+
+        let mut lowering = Lowering::new(false);
+        let x = lowering.graph.add_feed("x", Type::rows([6]));
+        let x = lowering.graph.feed(x);
+        let layer = LayerHandle::new(layer, None, true);
+        let y = lowering.call(&layer, "repeat", &[x]).unwrap();
+        assert_eq!(lowering.graph.ty(y).dims, [3, 6]);
     }
 
     #[test]
