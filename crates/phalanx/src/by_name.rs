@@ -31,6 +31,33 @@ pub(crate) fn variant_by_serde_name<'a, T: Deserialize<'a>>(name: &'a str) -> Op
     T::deserialize(StrDeserializer::<PlainError>::new(name)).ok()
 }
 
+/// Implements [`Named`] from one table: the names of a value, of which the first is listed, and the value. Names are
+/// compared in the form that `$normalize` gives them.
+macro_rules! named {
+    ($type:ty, $kind:literal, $normalize:expr; $($name:literal $(| $other:literal)* => $value:expr,)+) => {
+        impl $crate::by_name::Named for $type {
+            const KIND: &'static str = $kind;
+            const NAMES: &'static [&'static str] = &[$($name),+];
+
+            fn from_name(name: &str) -> Option<$type> {
+                let table: &[(&[&str], fn() -> $type)] = &[$((&[$name $(, $other)*], || $value)),+];
+                let normalize: fn(&str) -> String = $normalize;
+                let name = normalize(name);
+                let (_, value) = table
+                    .iter()
+                    .find(|(names, _)| names.iter().any(|other| normalize(other) == name))?;
+                Some(value())
+            }
+        }
+    };
+}
+pub(crate) use named;
+
+/// A name without underscores, in small letters: Keras accepts `he_normal` and `HeNormal`.
+pub(crate) fn without_case(name: &str) -> String {
+    name.replace('_', "").to_lowercase()
+}
+
 /// A value of a [`Named`] type, or an unknown name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ByName<T>(std::result::Result<T, String>);
@@ -120,6 +147,37 @@ pub(crate) trait KerasObject: Named {
     /// Deserialises from `{"class_name", "config"}`.
     fn from_body(body: Value) -> Result<Self, serde_json::Error>;
 }
+
+/// Implements [`KerasObject`] and its serialisation for an enum that derives serde's traits with `remote = "Self"`.
+macro_rules! keras_object {
+    ($type:ty, $module:literal $(, ignores [$($key:literal),+])?) => {
+        impl $crate::by_name::KerasObject for $type {
+            const MODULE: &'static str = $module;
+            const NULL_KEYS: &'static [&'static str] = &[$($($key),+)?];
+
+            fn to_body(&self) -> Result<serde_json::Value, serde_json::Error> {
+                <$type>::serialize(self, serde_json::value::Serializer)
+            }
+
+            fn from_body(body: serde_json::Value) -> Result<$type, serde_json::Error> {
+                <$type>::deserialize(body)
+            }
+        }
+
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                $crate::by_name::write_object(self, s)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
+                $crate::by_name::read_object(d)
+            }
+        }
+    };
+}
+pub(crate) use keras_object;
 
 /// Serialises to a Keras object.
 pub(crate) fn write_object<T: KerasObject, S: Serializer>(

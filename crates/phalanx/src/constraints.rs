@@ -1,11 +1,10 @@
 //! Weight constraints: projections of weights after every update.
 
-use crate::by_name::{KerasObject, Named, read_object, write_object};
+use crate::by_name::{keras_object, named, without_case};
 use crate::error::Result;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{Graph, NodeId};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 /// Keras' epsilon, which prevents a division by zero.
 const EPSILON: f64 = 1e-7;
@@ -165,42 +164,12 @@ impl Constraint {
     }
 }
 
-impl Named for Constraint {
-    const KIND: &'static str = "constraint";
-    const NAMES: &'static [&'static str] = &["max_norm", "non_neg", "unit_norm", "min_max_norm"];
-
-    fn from_name(name: &str) -> Option<Constraint> {
-        match name.replace('_', "").to_lowercase().as_str() {
-            "maxnorm" => Some(Constraint::max_norm(2.0, 0)),
-            "nonneg" => Some(Constraint::non_neg()),
-            "unitnorm" => Some(Constraint::unit_norm(0)),
-            "minmaxnorm" => Some(Constraint::min_max_norm(0.0, 1.0, 1.0, 0)),
-            _ => None,
-        }
-    }
+named! {
+    Constraint, "constraint", without_case;
+    "max_norm" => Constraint::max_norm(2.0, 0),
+    "non_neg" => Constraint::non_neg(),
+    "unit_norm" => Constraint::unit_norm(0),
+    "min_max_norm" => Constraint::min_max_norm(0.0, 1.0, 1.0, 0),
 }
 
-impl KerasObject for Constraint {
-    const MODULE: &'static str = "keras.constraints";
-    const NULL_KEYS: &'static [&'static str] = &[];
-
-    fn to_body(&self) -> Result<Value, serde_json::Error> {
-        Constraint::serialize(self, serde_json::value::Serializer)
-    }
-
-    fn from_body(body: Value) -> Result<Constraint, serde_json::Error> {
-        Constraint::deserialize(body)
-    }
-}
-
-impl Serialize for Constraint {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        write_object(self, s)
-    }
-}
-
-impl<'de> Deserialize<'de> for Constraint {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Constraint, D::Error> {
-        read_object(d)
-    }
-}
+keras_object!(Constraint, "keras.constraints");

@@ -3,10 +3,10 @@
 //! The variance-scaling family (Glorot, He, LeCun) draws with variance `scale / fan`, where a kernel
 //! `[.., in, out]` has `fan_in = in · receptive field` and `fan_out = out · receptive field`.
 
-use crate::by_name::{KerasObject, Named, read_object, write_object};
+use crate::by_name::{keras_object, named, without_case};
 use crate::error::Result;
 use phalanx_graph::rng::Stream;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// Standard deviation of the standard normal distribution truncated at ±2.
@@ -338,79 +338,33 @@ fn identity(gain: f64, dims: &[usize]) -> Vec<f32> {
     (0..rows * columns).map(at).collect()
 }
 
-impl Named for Initializer {
-    const KIND: &'static str = "initializer";
-    const NAMES: &'static [&'static str] = &[
-        "zeros",
-        "ones",
-        "constant",
-        "random_normal",
-        "random_uniform",
-        "truncated_normal",
-        "variance_scaling",
-        "glorot_uniform",
-        "glorot_normal",
-        "he_uniform",
-        "he_normal",
-        "lecun_uniform",
-        "lecun_normal",
-        "orthogonal",
-        "identity",
-    ];
-
-    fn from_name(name: &str) -> Option<Initializer> {
-        let seed = None;
-        Some(match name.replace('_', "").to_lowercase().as_str() {
-            "zeros" => Initializer::Zeros {},
-            "ones" => Initializer::Ones {},
-            "constant" => Initializer::constant(0.0),
-            "randomnormal" | "normal" => Initializer::random_normal(0.0, 0.05),
-            "randomuniform" | "uniform" => Initializer::random_uniform(-0.05, 0.05),
-            "truncatednormal" => Initializer::truncated_normal(0.0, 0.05),
-            "variancescaling" => {
-                Initializer::variance_scaling(1.0, FanMode::FanIn, Distribution::TruncatedNormal)
-            }
-            "glorotuniform" => Initializer::GlorotUniform { seed },
-            "glorotnormal" => Initializer::GlorotNormal { seed },
-            "heuniform" => Initializer::HeUniform { seed },
-            "henormal" => Initializer::HeNormal { seed },
-            "lecununiform" => Initializer::LecunUniform { seed },
-            "lecunnormal" => Initializer::LecunNormal { seed },
-            "orthogonal" => Initializer::orthogonal(1.0),
-            "identity" => Initializer::Identity { gain: 1.0 },
-            _ => return None,
-        })
-    }
+named! {
+    Initializer, "initializer", without_case;
+    "zeros" => Initializer::Zeros {},
+    "ones" => Initializer::Ones {},
+    "constant" => Initializer::constant(0.0),
+    "random_normal" | "normal" => Initializer::random_normal(0.0, 0.05),
+    "random_uniform" | "uniform" => Initializer::random_uniform(-0.05, 0.05),
+    "truncated_normal" => Initializer::truncated_normal(0.0, 0.05),
+    "variance_scaling" => {
+        Initializer::variance_scaling(1.0, FanMode::FanIn, Distribution::TruncatedNormal)
+    },
+    "glorot_uniform" => Initializer::GlorotUniform { seed: None },
+    "glorot_normal" => Initializer::GlorotNormal { seed: None },
+    "he_uniform" => Initializer::HeUniform { seed: None },
+    "he_normal" => Initializer::HeNormal { seed: None },
+    "lecun_uniform" => Initializer::LecunUniform { seed: None },
+    "lecun_normal" => Initializer::LecunNormal { seed: None },
+    "orthogonal" => Initializer::orthogonal(1.0),
+    "identity" => Initializer::Identity { gain: 1.0 },
 }
 
-impl KerasObject for Initializer {
-    const MODULE: &'static str = "keras.initializers";
-    const NULL_KEYS: &'static [&'static str] = &["input_axes", "output_axes"];
-
-    fn to_body(&self) -> Result<Value, serde_json::Error> {
-        Initializer::serialize(self, serde_json::value::Serializer)
-    }
-
-    fn from_body(body: Value) -> Result<Initializer, serde_json::Error> {
-        Initializer::deserialize(body)
-    }
-}
-
-impl Serialize for Initializer {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        write_object(self, s)
-    }
-}
-
-impl<'de> Deserialize<'de> for Initializer {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Initializer, D::Error> {
-        read_object(d)
-    }
-}
+keras_object!(Initializer, "keras.initializers", ignores ["input_axes", "output_axes"]);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::by_name::Named;
 
     #[test]
     fn every_name_is_known() {

@@ -65,6 +65,7 @@ pub mod model;
 pub mod optimizers;
 pub mod plots;
 pub mod progress;
+mod registry;
 pub mod regularizers;
 pub mod saving;
 pub mod schedules;
@@ -103,29 +104,16 @@ pub mod prelude {
     pub use crate::history::History;
     pub use crate::initializers::Initializer;
     pub use crate::layer::{Layer, LayerExt, LayerHandle};
-    pub use crate::layers::{
-        Activation, Add, Average, AveragePooling2D, BatchNormalization, CenterCrop, Concatenate,
-        Conv2D, Cropping2D, Dense, DepthwiseConv2D, Dropout, Embedding, Flatten,
-        GlobalAveragePooling2D, GlobalMaxPooling2D, LayerNormalization, LeakyReLU, MaxPooling2D,
-        Maximum, Minimum, Multiply, Normalization, Permute, RandomContrast, RandomCrop, RandomFlip,
-        RandomRotation, RandomTranslation, RandomZoom, ReLU, Rescaling, Reshape, Resizing, Softmax,
-        SpatialDropout2D, Subtract, UpSampling2D, ZeroPadding2D,
-    };
-    pub use crate::losses::{
-        BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KLDivergence, Loss, LossExt,
-        MeanAbsoluteError, MeanSquaredError, Reduction, SparseCategoricalCrossentropy,
-    };
-    pub use crate::metrics::{
-        AUC, BinaryAccuracy, CategoricalAccuracy, Metric, Precision, Recall,
-        SparseCategoricalAccuracy, SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy,
-    };
+    pub use crate::layers::classes::*;
+    pub use crate::losses::classes::*;
+    pub use crate::losses::{Loss, LossExt, Reduction};
+    pub use crate::metrics::Metric;
+    pub use crate::metrics::classes::*;
     pub use crate::model::{
         Apply, Compile, Fit, Inference, Input, Logs, Model, Sequential, StepKind, Symbol, Symbols,
     };
-    pub use crate::optimizers::{
-        Adagrad, Adam, AdamW, Lion, LossScaleOptimizer, Nadam, Optimizer, OptimizerExt, RMSprop,
-        SGD,
-    };
+    pub use crate::optimizers::classes::*;
+    pub use crate::optimizers::{Optimizer, OptimizerExt};
     pub use crate::regularizers::Regularizer;
     pub use crate::saving::{Load, latest_checkpoint, load_model};
     pub use crate::schedules::{

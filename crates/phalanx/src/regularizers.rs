@@ -1,9 +1,7 @@
 //! Weight regularizers, which add `l1 Σ|w| + l2 Σw²` to the loss.
 
-use crate::by_name::{KerasObject, Named, read_object, write_object};
-use crate::error::Result;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use crate::by_name::{keras_object, named};
+use serde::{Deserialize, Serialize};
 
 const DEFAULT: f64 = 0.01;
 
@@ -73,41 +71,11 @@ impl Regularizer {
     }
 }
 
-impl Named for Regularizer {
-    const KIND: &'static str = "regularizer";
-    const NAMES: &'static [&'static str] = &["l1", "l2", "l1_l2"];
-
-    fn from_name(name: &str) -> Option<Regularizer> {
-        match name.to_lowercase().as_str() {
-            "l1" => Some(Regularizer::l1(DEFAULT)),
-            "l2" => Some(Regularizer::l2(DEFAULT)),
-            "l1l2" | "l1_l2" => Some(Regularizer::l1_l2(0.0, 0.0)),
-            _ => None,
-        }
-    }
+named! {
+    Regularizer, "regularizer", str::to_lowercase;
+    "l1" => Regularizer::l1(DEFAULT),
+    "l2" => Regularizer::l2(DEFAULT),
+    "l1_l2" | "l1l2" => Regularizer::l1_l2(0.0, 0.0),
 }
 
-impl KerasObject for Regularizer {
-    const MODULE: &'static str = "keras.regularizers";
-    const NULL_KEYS: &'static [&'static str] = &[];
-
-    fn to_body(&self) -> Result<Value, serde_json::Error> {
-        Regularizer::serialize(self, serde_json::value::Serializer)
-    }
-
-    fn from_body(body: Value) -> Result<Regularizer, serde_json::Error> {
-        Regularizer::deserialize(body)
-    }
-}
-
-impl Serialize for Regularizer {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        write_object(self, s)
-    }
-}
-
-impl<'de> Deserialize<'de> for Regularizer {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Regularizer, D::Error> {
-        read_object(d)
-    }
-}
+keras_object!(Regularizer, "keras.regularizers");

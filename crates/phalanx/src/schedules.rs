@@ -1,5 +1,6 @@
 //! Learning rate schedules. The rate is fed to the step program, so a schedule never causes a recompilation.
 
+use crate::config::setters;
 use crate::error::{Error, Result};
 use serde::de::Error as _;
 use serde::ser::Error as _;
@@ -105,19 +106,6 @@ pub struct PiecewiseConstantDecay {
     pub values: Vec<f64>,
 }
 
-/// A learning rate as a function of the step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "class_name", content = "config")]
-#[allow(missing_docs)]
-pub enum Schedule {
-    PolynomialDecay(PolynomialDecay),
-    CosineDecay(CosineDecay),
-    CosineDecayRestarts(CosineDecayRestarts),
-    ExponentialDecay(ExponentialDecay),
-    InverseTimeDecay(InverseTimeDecay),
-    PiecewiseConstantDecay(PiecewiseConstantDecay),
-}
-
 /// A learning rate: a constant or a schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LearningRate {
@@ -125,6 +113,59 @@ pub enum LearningRate {
     Constant(f64),
     /// A function of the step.
     Schedule(Schedule),
+}
+
+/// The formula of a schedule.
+trait Decay {
+    /// The rate at a step; the first step is 0.
+    fn at(&self, step: u64) -> f64;
+
+    /// Checks the options.
+    fn validate(&self) -> Result<()>;
+}
+
+/// Declares [`Schedule`] with a variant for each schedule, which is a learning rate by itself too.
+macro_rules! schedules {
+    ($($class:ident),+ $(,)?) => {
+        /// A learning rate as a function of the step.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "class_name", content = "config")]
+        #[allow(missing_docs)]
+        pub enum Schedule {
+            $($class($class),)+
+        }
+
+        impl Schedule {
+            /// The rate at a step; the first step is 0.
+            pub fn at(&self, step: u64) -> f64 {
+                match self {
+                    $(Schedule::$class(schedule) => schedule.at(step),)+
+                }
+            }
+
+            /// Checks the options.
+            pub fn validate(&self) -> Result<()> {
+                match self {
+                    $(Schedule::$class(schedule) => schedule.validate(),)+
+                }
+            }
+        }
+
+        $(impl From<$class> for LearningRate {
+            fn from(schedule: $class) -> LearningRate {
+                LearningRate::Schedule(Schedule::$class(schedule))
+            }
+        })+
+    };
+}
+
+schedules! {
+    PolynomialDecay,
+    CosineDecay,
+    CosineDecayRestarts,
+    ExponentialDecay,
+    InverseTimeDecay,
+    PiecewiseConstantDecay,
 }
 
 impl PolynomialDecay {
@@ -140,25 +181,19 @@ impl PolynomialDecay {
         }
     }
 
-    /// The rate at the end.
-    pub fn end_learning_rate(mut self, end_learning_rate: f64) -> Self {
-        self.end_learning_rate = end_learning_rate;
-        self
+    setters! {
+        /// The rate at the end.
+        end_learning_rate: f64,
+        /// The exponent; 1 for a linear decay.
+        power: f64,
+        /// Whether to restart after `decay_steps`.
+        cycle: bool,
     }
+}
 
-    /// The exponent; 1 for a linear decay.
-    pub fn power(mut self, power: f64) -> Self {
-        self.power = power;
-        self
-    }
-
-    /// Whether to restart after `decay_steps`.
-    pub fn cycle(mut self, cycle: bool) -> Self {
-        self.cycle = cycle;
-        self
-    }
-
-    fn at(&self, step: f64) -> f64 {
+impl Decay for PolynomialDecay {
+    fn at(&self, step: u64) -> f64 {
+        let step = step as f64;
         let steps = self.decay_steps as f64;
         let p = match self.cycle {
             true => step / (steps * (step / steps).ceil().max(1.0)),
@@ -166,6 +201,13 @@ impl PolynomialDecay {
         };
         let range = self.initial_learning_rate - self.end_learning_rate;
         range * (1.0 - p).powf(self.power) + self.end_learning_rate
+    }
+
+    fn validate(&self) -> Result<()> {
+        const CLASS: &str = "PolynomialDecay";
+        check_non_negative(CLASS, "initial_learning_rate", self.initial_learning_rate)?;
+        check_non_negative(CLASS, "end_learning_rate", self.end_learning_rate)?;
+        check_steps(CLASS, "decay_steps", self.decay_steps)
     }
 }
 
@@ -181,10 +223,9 @@ impl CosineDecay {
         }
     }
 
-    /// The fraction of the initial rate that remains at the end.
-    pub fn alpha(mut self, alpha: f64) -> Self {
-        self.alpha = alpha;
-        self
+    setters! {
+        /// The fraction of the initial rate that remains at the end.
+        alpha: f64,
     }
 
     /// A linear warm-up to `target` over `steps` before the decay.
@@ -192,8 +233,11 @@ impl CosineDecay {
         (self.warmup_target, self.warmup_steps) = (Some(target), steps);
         self
     }
+}
 
-    fn at(&self, step: f64) -> f64 {
+impl Decay for CosineDecay {
+    fn at(&self, step: u64) -> f64 {
+        let step = step as f64;
         let (top, warmup) = match self.warmup_target {
             Some(target) => (target, self.warmup_steps as f64),
             None => (self.initial_learning_rate, 0.0),
@@ -205,6 +249,13 @@ impl CosineDecay {
         let done = (step - warmup).min(steps) / steps;
         top * ((1.0 - self.alpha) * half_cosine(done) + self.alpha)
     }
+
+    fn validate(&self) -> Result<()> {
+        const CLASS: &str = "CosineDecay";
+        check_non_negative(CLASS, "initial_learning_rate", self.initial_learning_rate)?;
+        check_non_negative(CLASS, "warmup_target", self.warmup_target.unwrap_or(0.0))?;
+        check_steps(CLASS, "decay_steps", self.decay_steps)
+    }
 }
 
 impl CosineDecayRestarts {
@@ -214,25 +265,19 @@ impl CosineDecayRestarts {
         CosineDecayRestarts { initial_learning_rate, first_decay_steps, t_mul, m_mul, alpha: 0.0 }
     }
 
-    /// The ratio of the lengths of successive periods.
-    pub fn t_mul(mut self, t_mul: f64) -> Self {
-        self.t_mul = t_mul;
-        self
+    setters! {
+        /// The ratio of the lengths of successive periods.
+        t_mul: f64,
+        /// The ratio of the initial rates of successive periods.
+        m_mul: f64,
+        /// The fraction of the initial rate that remains at the end.
+        alpha: f64,
     }
+}
 
-    /// The ratio of the initial rates of successive periods.
-    pub fn m_mul(mut self, m_mul: f64) -> Self {
-        self.m_mul = m_mul;
-        self
-    }
-
-    /// The fraction of the initial rate that remains at the end.
-    pub fn alpha(mut self, alpha: f64) -> Self {
-        self.alpha = alpha;
-        self
-    }
-
-    fn at(&self, step: f64) -> f64 {
+impl Decay for CosineDecayRestarts {
+    fn at(&self, step: u64) -> f64 {
+        let step = step as f64;
         let periods = step / self.first_decay_steps as f64;
         let (restart, done) = if self.t_mul == 1.0 {
             (periods.floor(), periods - periods.floor())
@@ -246,6 +291,15 @@ impl CosineDecayRestarts {
         let height = self.m_mul.powf(restart) * half_cosine(done);
         self.initial_learning_rate * ((1.0 - self.alpha) * height + self.alpha)
     }
+
+    fn validate(&self) -> Result<()> {
+        const CLASS: &str = "CosineDecayRestarts";
+        check_non_negative(CLASS, "initial_learning_rate", self.initial_learning_rate)?;
+        if self.t_mul.is_nan() || self.t_mul < 1.0 {
+            return Err(Error::argument(CLASS, "t_mul", "a number from 1", self.t_mul));
+        }
+        check_steps(CLASS, "first_decay_steps", self.first_decay_steps)
+    }
 }
 
 impl ExponentialDecay {
@@ -254,15 +308,23 @@ impl ExponentialDecay {
         ExponentialDecay { initial_learning_rate, decay_steps, decay_rate, staircase: false }
     }
 
-    /// Whether the rate decays in discrete steps.
-    pub fn staircase(mut self, staircase: bool) -> Self {
-        self.staircase = staircase;
-        self
+    setters! {
+        /// Whether the rate decays in discrete steps.
+        staircase: bool,
     }
+}
 
-    fn at(&self, step: f64) -> f64 {
+impl Decay for ExponentialDecay {
+    fn at(&self, step: u64) -> f64 {
+        let step = step as f64;
         let p = quotient(step, self.decay_steps, self.staircase);
         self.initial_learning_rate * self.decay_rate.powf(p)
+    }
+
+    fn validate(&self) -> Result<()> {
+        const CLASS: &str = "ExponentialDecay";
+        check_non_negative(CLASS, "initial_learning_rate", self.initial_learning_rate)?;
+        check_steps(CLASS, "decay_steps", self.decay_steps)
     }
 }
 
@@ -272,15 +334,23 @@ impl InverseTimeDecay {
         InverseTimeDecay { initial_learning_rate, decay_steps, decay_rate, staircase: false }
     }
 
-    /// Whether the rate decays in discrete steps.
-    pub fn staircase(mut self, staircase: bool) -> Self {
-        self.staircase = staircase;
-        self
+    setters! {
+        /// Whether the rate decays in discrete steps.
+        staircase: bool,
     }
+}
 
-    fn at(&self, step: f64) -> f64 {
+impl Decay for InverseTimeDecay {
+    fn at(&self, step: u64) -> f64 {
+        let step = step as f64;
         let p = quotient(step, self.decay_steps, self.staircase);
         self.initial_learning_rate / (1.0 + self.decay_rate * p)
+    }
+
+    fn validate(&self) -> Result<()> {
+        const CLASS: &str = "InverseTimeDecay";
+        check_non_negative(CLASS, "initial_learning_rate", self.initial_learning_rate)?;
+        check_steps(CLASS, "decay_steps", self.decay_steps)
     }
 }
 
@@ -289,85 +359,26 @@ impl PiecewiseConstantDecay {
     pub fn new(boundaries: impl Into<Vec<u64>>, values: impl Into<Vec<f64>>) -> Self {
         PiecewiseConstantDecay { boundaries: boundaries.into(), values: values.into() }
     }
+}
 
+impl Decay for PiecewiseConstantDecay {
     fn at(&self, step: u64) -> f64 {
         let passed = self.boundaries.iter().take_while(|b| step > **b).count();
         // `validate` has checked that there is one value more than there are boundaries.
         self.values.get(passed).copied().unwrap_or(f64::NAN)
     }
-}
 
-impl Schedule {
-    /// The rate at a step; the first step is 0.
-    pub fn at(&self, step: u64) -> f64 {
-        match self {
-            Schedule::PolynomialDecay(s) => s.at(step as f64),
-            Schedule::CosineDecay(s) => s.at(step as f64),
-            Schedule::CosineDecayRestarts(s) => s.at(step as f64),
-            Schedule::ExponentialDecay(s) => s.at(step as f64),
-            Schedule::InverseTimeDecay(s) => s.at(step as f64),
-            Schedule::PiecewiseConstantDecay(s) => s.at(step),
+    fn validate(&self) -> Result<()> {
+        const CLASS: &str = "PiecewiseConstantDecay";
+        if self.values.len() != self.boundaries.len() + 1 {
+            let expected = format!("{} values", self.boundaries.len() + 1);
+            return Err(Error::argument(CLASS, "values", expected, self.values.len()));
         }
-    }
-
-    /// Checks the options.
-    pub fn validate(&self) -> Result<()> {
-        match self {
-            Schedule::PolynomialDecay(s) => {
-                check_non_negative(
-                    "PolynomialDecay",
-                    "initial_learning_rate",
-                    s.initial_learning_rate,
-                )?;
-                check_non_negative("PolynomialDecay", "end_learning_rate", s.end_learning_rate)?;
-                check_steps("PolynomialDecay", "decay_steps", s.decay_steps)
-            }
-            Schedule::CosineDecay(s) => {
-                check_non_negative(
-                    "CosineDecay",
-                    "initial_learning_rate",
-                    s.initial_learning_rate,
-                )?;
-                check_non_negative("CosineDecay", "warmup_target", s.warmup_target.unwrap_or(0.0))?;
-                check_steps("CosineDecay", "decay_steps", s.decay_steps)
-            }
-            Schedule::CosineDecayRestarts(s) => {
-                let class = "CosineDecayRestarts";
-                check_non_negative(class, "initial_learning_rate", s.initial_learning_rate)?;
-                if s.t_mul.is_nan() || s.t_mul < 1.0 {
-                    return Err(Error::argument(class, "t_mul", "a number from 1", s.t_mul));
-                }
-                check_steps(class, "first_decay_steps", s.first_decay_steps)
-            }
-            Schedule::ExponentialDecay(s) => {
-                check_non_negative(
-                    "ExponentialDecay",
-                    "initial_learning_rate",
-                    s.initial_learning_rate,
-                )?;
-                check_steps("ExponentialDecay", "decay_steps", s.decay_steps)
-            }
-            Schedule::InverseTimeDecay(s) => {
-                check_non_negative(
-                    "InverseTimeDecay",
-                    "initial_learning_rate",
-                    s.initial_learning_rate,
-                )?;
-                check_steps("InverseTimeDecay", "decay_steps", s.decay_steps)
-            }
-            Schedule::PiecewiseConstantDecay(s) => {
-                let class = "PiecewiseConstantDecay";
-                if s.values.len() != s.boundaries.len() + 1 {
-                    let expected = format!("{} values", s.boundaries.len() + 1);
-                    return Err(Error::argument(class, "values", expected, s.values.len()));
-                }
-                if s.boundaries.windows(2).any(|w| w[0] >= w[1]) {
-                    let received = format!("{:?}", s.boundaries);
-                    return Err(Error::argument(class, "boundaries", "ascending steps", received));
-                }
-                s.values.iter().try_for_each(|v| check_non_negative(class, "values", *v))
-            }
+        if self.boundaries.windows(2).any(|w| w[0] >= w[1]) {
+            let received = format!("{:?}", self.boundaries);
+            return Err(Error::argument(CLASS, "boundaries", "ascending steps", received));
         }
+        self.values.iter().try_for_each(|v| check_non_negative(CLASS, "values", *v))
     }
 }
 
@@ -464,17 +475,3 @@ impl From<Schedule> for LearningRate {
         LearningRate::Schedule(schedule)
     }
 }
-
-/// Allows a schedule wherever a learning rate is expected.
-macro_rules! learning_rate_from {
-    ($($schedule:ident),*) => {$(
-        impl From<$schedule> for LearningRate {
-            fn from(schedule: $schedule) -> LearningRate {
-                LearningRate::Schedule(Schedule::$schedule(schedule))
-            }
-        }
-    )*};
-}
-
-learning_rate_from!(PolynomialDecay, CosineDecay, CosineDecayRestarts);
-learning_rate_from!(ExponentialDecay, InverseTimeDecay, PiecewiseConstantDecay);

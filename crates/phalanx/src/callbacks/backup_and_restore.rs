@@ -1,6 +1,7 @@
 //! Periodic backups of the whole run, and resumption from them.
 
 use super::{Action, Callback, CallbackState, Frequency, View};
+use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::model::RunState;
 use crate::saving::RunDirectory;
@@ -62,29 +63,16 @@ impl BackupAndRestore {
         }
     }
 
-    /// `"epoch"`, or a number of batches after which the run is also saved.
-    pub fn save_freq(mut self, frequency: impl Into<Frequency>) -> BackupAndRestore {
-        self.save_freq = frequency.into();
-        self
-    }
-
-    /// Whether to remove the files at the end of training; true by default.
-    pub fn delete_checkpoint(mut self, delete: bool) -> BackupAndRestore {
-        self.delete_checkpoint = delete;
-        self
-    }
-
-    /// The number of newest files to keep; 3 by default.
-    pub fn keep_last(mut self, files: usize) -> BackupAndRestore {
-        self.keep_last = files;
-        self
-    }
-
-    /// Whether to resume a run found in the directory; true by default. If `false`, finding one is an error,
-    /// because the new run would replace it.
-    pub fn restore(mut self, restore: bool) -> BackupAndRestore {
-        self.restore = restore;
-        self
+    setters! {
+        /// `"epoch"`, or a number of batches after which the run is also saved.
+        save_freq: impl Into<Frequency>,
+        /// Whether to remove the files at the end of training; true by default.
+        delete_checkpoint: bool,
+        /// The number of newest files to keep; 3 by default.
+        keep_last: usize,
+        /// Whether to resume a run found in the directory; true by default. If `false`, finding one is an error,
+        /// because the new run would replace it.
+        restore: bool,
     }
 
     fn directory(&mut self) -> Result<Arc<RunDirectory>> {

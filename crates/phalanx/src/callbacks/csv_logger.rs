@@ -2,6 +2,7 @@
 
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
+use crate::config::setters;
 use crate::error::{Error, Result};
 use phalanx_graph::text::brief;
 use std::fs::File;
@@ -46,22 +47,13 @@ impl CSVLogger {
         }
     }
 
-    /// The column separator.
-    pub fn separator(mut self, separator: &str) -> CSVLogger {
-        self.separator = separator.into();
-        self
-    }
-
-    /// Whether to append to an existing file, using its columns.
-    pub fn append(mut self, append: bool) -> CSVLogger {
-        self.append = append;
-        self
-    }
-
-    /// The number of the first epoch: 0, or 1 to count as in all other output.
-    pub fn first_epoch(mut self, number: usize) -> CSVLogger {
-        self.first_epoch = number;
-        self
+    setters! {
+        /// The column separator.
+        separator: &str,
+        /// Whether to append to an existing file, using its columns.
+        append: bool,
+        /// The number of the first epoch: 0, or 1 to count as in all other output.
+        first_epoch: usize,
     }
 
     fn check(&self) -> Result<()> {

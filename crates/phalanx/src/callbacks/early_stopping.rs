@@ -1,6 +1,7 @@
 //! Stops training when a metric no longer improves.
 
 use super::{Action, Callback, CallbackState, View};
+use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::json_float::JsonFloat;
 use phalanx_graph::Tensor;
@@ -105,34 +106,17 @@ impl EarlyStopping {
         self
     }
 
-    /// The number of epochs without improvement after which training stops.
-    pub fn patience(mut self, epochs: usize) -> EarlyStopping {
-        self.patience = epochs;
-        self
-    }
-
-    /// The direction in which the metric improves.
-    pub fn mode(mut self, mode: Mode) -> EarlyStopping {
-        self.mode = mode;
-        self
-    }
-
-    /// A value to reach within the patience.
-    pub fn baseline(mut self, baseline: f64) -> EarlyStopping {
-        self.baseline = Some(baseline);
-        self
-    }
-
-    /// Whether to restore the weights of the best epoch at the end.
-    pub fn restore_best_weights(mut self, restore: bool) -> EarlyStopping {
-        self.restore_best_weights = restore;
-        self
-    }
-
-    /// The number of initial epochs that are not monitored.
-    pub fn start_from_epoch(mut self, epoch: usize) -> EarlyStopping {
-        self.start_from_epoch = epoch;
-        self
+    setters! {
+        /// The number of epochs without improvement after which training stops.
+        patience: usize,
+        /// The direction in which the metric improves.
+        mode: Mode,
+        /// A value to reach within the patience.
+        baseline: f64,
+        /// Whether to restore the weights of the best epoch at the end.
+        restore_best_weights: bool,
+        /// The number of initial epochs that are not monitored.
+        start_from_epoch: usize,
     }
 
     fn improves(&self, value: f64, reference: f64) -> Result<bool> {

@@ -2,6 +2,7 @@
 
 use super::template::{Number, Template};
 use super::{Action, Callback, CallbackState, Frequency, Mode, View};
+use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::json_float::JsonFloat;
 use crate::saving::{self, Format};
@@ -34,6 +35,12 @@ pub struct ModelCheckpoint {
     save_freq: Frequency,
     initial_value_threshold: Option<f64>,
     keep_last: Option<usize>,
+    progress: Progress,
+}
+
+/// What a [`ModelCheckpoint`] remembers of a run.
+#[derive(Clone, Debug, Default)]
+struct Progress {
     template: Template,
     best: Option<f64>,
     /// The number of batches in this epoch, and since the last save.
@@ -58,56 +65,25 @@ impl ModelCheckpoint {
             save_freq: Frequency::Epoch,
             initial_value_threshold: None,
             keep_last: None,
-            template: Template::default(),
-            best: None,
-            batch: 0,
-            waited: 0,
-            saved: VecDeque::new(),
-            newest: None,
-            not_stored: 0,
+            progress: Progress::default(),
         }
     }
 
-    /// The metric that determines the best model; `val_loss` by default.
-    pub fn monitor(mut self, metric: &str) -> ModelCheckpoint {
-        self.monitor = metric.into();
-        self
-    }
-
-    /// Whether to save only models that are better than all previous ones.
-    pub fn save_best_only(mut self, best_only: bool) -> ModelCheckpoint {
-        self.save_best_only = best_only;
-        self
-    }
-
-    /// Whether to save only the weights; by default the format decides.
-    pub fn save_weights_only(mut self, weights_only: bool) -> ModelCheckpoint {
-        self.save_weights_only = Some(weights_only);
-        self
-    }
-
-    /// The direction in which the metric improves.
-    pub fn mode(mut self, mode: Mode) -> ModelCheckpoint {
-        self.mode = mode;
-        self
-    }
-
-    /// `"epoch"`, or a number of batches.
-    pub fn save_freq(mut self, frequency: impl Into<Frequency>) -> ModelCheckpoint {
-        self.save_freq = frequency.into();
-        self
-    }
-
-    /// With `save_best_only`, the value that the first saved model must improve on.
-    pub fn initial_value_threshold(mut self, value: f64) -> ModelCheckpoint {
-        self.initial_value_threshold = Some(value);
-        self
-    }
-
-    /// Keeps only the last `files` files of this run.
-    pub fn keep_last(mut self, files: usize) -> ModelCheckpoint {
-        self.keep_last = Some(files);
-        self
+    setters! {
+        /// The metric that determines the best model; `val_loss` by default.
+        monitor: &str,
+        /// Whether to save only models that are better than all previous ones.
+        save_best_only: bool,
+        /// Whether to save only the weights; by default the format decides.
+        save_weights_only: bool,
+        /// The direction in which the metric improves.
+        mode: Mode,
+        /// `"epoch"`, or a number of batches.
+        save_freq: impl Into<Frequency>,
+        /// With `save_best_only`, the value that the first saved model must improve on.
+        initial_value_threshold: f64,
+        /// Keeps only the last `keep_last` files of this run.
+        keep_last: usize,
     }
 
     fn check(&mut self, view: &View<'_>) -> Result<()> {
@@ -139,7 +115,7 @@ impl ModelCheckpoint {
             let received = self.filepath.display();
             Error::argument(OWNER, "filepath", "a name in UTF-8", received)
         })?;
-        self.template = Template::parse(text)?;
+        self.progress.template = Template::parse(text)?;
         // A placeholder that will never have a value is detected now, not after an epoch.
         let of_batches = |name: &&String| !name.starts_with("val_");
         let there = |name: &&String| self.save_freq == Frequency::Epoch || of_batches(name);
@@ -150,7 +126,7 @@ impl ModelCheckpoint {
     /// Whether a model with this value should be saved.
     fn improves(&self, value: f64) -> Result<bool> {
         let higher_is_better = self.mode.higher_is_better(OWNER, &self.monitor)?;
-        Ok(match self.best {
+        Ok(match self.progress.best {
             None => !value.is_nan(),
             Some(best) => (higher_is_better && value > best) || (!higher_is_better && value < best),
         })
@@ -160,10 +136,10 @@ impl ModelCheckpoint {
     fn fill(&self, epoch: usize, metrics: impl Iterator<Item = (String, f64)>) -> Result<PathBuf> {
         let mut values = vec![("epoch".to_string(), Number::Whole(epoch as u64 + 1))];
         if self.save_freq != Frequency::Epoch {
-            values.push(("batch".into(), Number::Whole(self.batch)));
+            values.push(("batch".into(), Number::Whole(self.progress.batch)));
         }
         values.extend(metrics.map(|(name, value)| (name, Number::Real(value))));
-        Ok(self.template.fill(&values)?.into())
+        Ok(self.progress.template.fill(&values)?.into())
     }
 
     fn save(&mut self, view: &View<'_>) -> Result<()> {
@@ -196,22 +172,22 @@ impl ModelCheckpoint {
         let training = if whole { view.weights.training()? } else { None };
         let parts = saving::SaveOptions { structure: whole, training };
         let not_stored = saving::save(&path, view.model, &weights, parts)?;
-        if not_stored.len() != self.not_stored {
-            self.not_stored = not_stored.len();
+        if not_stored.len() != self.progress.not_stored {
+            self.progress.not_stored = not_stored.len();
             saving::warn_not_saved(&path, &not_stored);
         }
-        self.best = value.or(self.best);
-        self.newest = Some(path.clone());
+        self.progress.best = value.or(self.progress.best);
+        self.progress.newest = Some(path.clone());
         self.remove_oldest(path)
     }
 
     /// Removes the oldest files beyond `keep_last`.
     fn remove_oldest(&mut self, newest: PathBuf) -> Result<()> {
         let Some(keep) = self.keep_last else { return Ok(()) };
-        self.saved.retain(|path| *path != newest);
-        self.saved.push_back(newest);
-        while self.saved.len() > keep {
-            let Some(oldest) = self.saved.pop_front() else { break };
+        self.progress.saved.retain(|path| *path != newest);
+        self.progress.saved.push_back(newest);
+        while self.progress.saved.len() > keep {
+            let Some(oldest) = self.progress.saved.pop_front() else { break };
             match std::fs::remove_file(&oldest) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(Error::io(oldest, error));
@@ -233,40 +209,40 @@ impl Callback for ModelCheckpoint {
     }
 
     fn newest_saved(&mut self) -> Option<PathBuf> {
-        self.newest.clone()
+        self.progress.newest.clone()
     }
 
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         self.check(view)?;
-        (self.best, self.newest) = (self.initial_value_threshold, None);
-        (self.batch, self.waited) = (0, 0);
+        (self.progress.best, self.progress.newest) = (self.initial_value_threshold, None);
+        (self.progress.batch, self.progress.waited) = (0, 0);
         Ok(Action::Continue)
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let (best, saved) = (self.best.map(JsonFloat), &self.saved);
-        Ok(CallbackState::of((best, self.batch, self.waited, saved)))
+        let Progress { best, batch, waited, saved, .. } = &self.progress;
+        Ok(CallbackState::of((best.map(JsonFloat), batch, waited, saved)))
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let begun = self.on_train_begin(view)?;
         let (best, batch, waited, saved): (Option<JsonFloat>, _, _, _) = state.read(OWNER)?;
-        self.best = best.map(|b| b.0);
-        (self.batch, self.waited, self.saved) = (batch, waited, saved);
+        self.progress.best = best.map(|b| b.0);
+        (self.progress.batch, self.progress.waited, self.progress.saved) = (batch, waited, saved);
         Ok(begun)
     }
 
     fn on_epoch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        self.batch = 0;
+        self.progress.batch = 0;
         Ok(Action::Continue)
     }
 
     fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        self.batch += 1;
+        self.progress.batch += 1;
         if let Frequency::Batches(every) = self.save_freq {
-            self.waited += 1;
-            if self.waited >= every {
-                self.waited = 0;
+            self.progress.waited += 1;
+            if self.progress.waited >= every {
+                self.progress.waited = 0;
                 self.save(view)?;
             }
         }

@@ -1,6 +1,7 @@
 //! Reduces the learning rate when a metric no longer improves.
 
 use super::{Action, Callback, CallbackState, Mode, View};
+use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::json_float::JsonFloat;
 
@@ -51,22 +52,13 @@ impl ReduceLROnPlateau {
         }
     }
 
-    /// The factor of a reduction, below 1.
-    pub fn factor(mut self, factor: f64) -> ReduceLROnPlateau {
-        self.factor = factor;
-        self
-    }
-
-    /// The number of epochs without improvement after which the rate is reduced.
-    pub fn patience(mut self, epochs: usize) -> ReduceLROnPlateau {
-        self.patience = epochs;
-        self
-    }
-
-    /// The direction in which the metric improves.
-    pub fn mode(mut self, mode: Mode) -> ReduceLROnPlateau {
-        self.mode = mode;
-        self
+    setters! {
+        /// The factor of a reduction, below 1.
+        factor: f64,
+        /// The number of epochs without improvement after which the rate is reduced.
+        patience: usize,
+        /// The direction in which the metric improves.
+        mode: Mode,
     }
 
     /// The minimum change that counts as an improvement.
@@ -75,16 +67,11 @@ impl ReduceLROnPlateau {
         self
     }
 
-    /// The number of epochs after a reduction that do not count as epochs without improvement.
-    pub fn cooldown(mut self, epochs: usize) -> ReduceLROnPlateau {
-        self.cooldown = epochs;
-        self
-    }
-
-    /// The minimum learning rate.
-    pub fn min_lr(mut self, rate: f64) -> ReduceLROnPlateau {
-        self.min_lr = rate;
-        self
+    setters! {
+        /// The number of epochs after a reduction that do not count as epochs without improvement.
+        cooldown: usize,
+        /// The minimum learning rate.
+        min_lr: f64,
     }
 
     fn improves(&self, value: f64) -> Result<bool> {

@@ -3,12 +3,11 @@
 use super::support::single;
 use crate::activations::ActivationFn;
 use crate::by_name::ByName;
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// An activation function as a layer.
 ///
@@ -32,13 +31,7 @@ impl Activation {
 }
 
 impl Layer for Activation {
-    fn class_name(&self) -> &'static str {
-        "Activation"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Activation");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;

@@ -1,14 +1,14 @@
 //! Activations with arguments. The output has the shape of the input.
 
-use super::support::{check_finite, check_not_negative, row_axis, setters, single, swap_with_last};
+use super::support::{check_finite, check_not_negative, row_axis, single, swap_with_last};
 use crate::activations::leaky_relu;
-use crate::config;
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// `max_value` from `max_value` up, `x` above `threshold`, `negative_slope · (x - threshold)` below.
 ///
@@ -44,13 +44,7 @@ impl ReLU {
 }
 
 impl Layer for ReLU {
-    fn class_name(&self) -> &'static str {
-        "ReLU"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("ReLU");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         if let Some(max_value) = self.max_value {
@@ -116,13 +110,7 @@ impl LeakyReLU {
 }
 
 impl Layer for LeakyReLU {
-    fn class_name(&self) -> &'static str {
-        "LeakyReLU"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("LeakyReLU");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_finite(cx, "negative_slope", self.negative_slope)?;
@@ -164,13 +152,7 @@ impl Softmax {
 }
 
 impl Layer for Softmax {
-    fn class_name(&self) -> &'static str {
-        "Softmax"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Softmax");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;

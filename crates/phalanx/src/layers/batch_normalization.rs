@@ -5,20 +5,18 @@
 //! is frozen, the moving statistics are used. Each replica has its own batch statistics unless the layer is
 //! `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each `[channels]`.
 
-use super::support::{
-    WeightOptions, check_not_negative, row_axis, setters, single, swap_with_last,
-};
+use super::support::{WeightOptions, check_not_negative, row_axis, single, swap_with_last};
 use crate::by_name::{ByName, OptionalByName};
-use crate::config;
+use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, WeightSpec};
+use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::{BatchNormAttrs, Unary};
 use phalanx_graph::{NodeId, Op, Scope};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Batch normalisation.
 ///
@@ -32,6 +30,7 @@ use serde_json::{Map, Value};
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+// The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
 pub struct BatchNormalization {
     axis: i64,
     momentum: f64,
@@ -203,13 +202,7 @@ impl BatchNormalization {
 }
 
 impl Layer for BatchNormalization {
-    fn class_name(&self) -> &'static str {
-        "BatchNormalization"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("BatchNormalization");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         if !(0.0..=1.0).contains(&self.momentum) {

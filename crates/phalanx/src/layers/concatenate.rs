@@ -1,12 +1,12 @@
 //! Concatenation of inputs along an axis. All other axes must agree.
 
-use super::support::{row_axis, setters};
-use crate::config;
+use super::support::row_axis;
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Concatenates its inputs along an axis.
 ///
@@ -41,13 +41,7 @@ impl Concatenate {
 }
 
 impl Layer for Concatenate {
-    fn class_name(&self) -> &'static str {
-        "Concatenate"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Concatenate");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         match inputs {

@@ -7,20 +7,19 @@
 
 use super::support::{
     AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
-    setters,
 };
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
-use crate::config;
+use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// 2-D convolution.
 ///
@@ -34,6 +33,7 @@ use serde_json::{Map, Value};
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields)]
+// The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
 pub struct Conv2D {
     filters: usize,
     kernel_size: Pair,
@@ -109,13 +109,7 @@ impl Conv2D {
 }
 
 impl Layer for Conv2D {
-    fn class_name(&self) -> &'static str {
-        "Conv2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Conv2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;

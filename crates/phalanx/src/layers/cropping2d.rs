@@ -1,12 +1,11 @@
 //! Cropping of images: `(batch, h, w, c)` becomes `(batch, h - top - bottom, w - left - right, c)`.
 
 use super::support::{DataFormat, Sides, image};
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Crops the sides of an image.
 ///
@@ -38,13 +37,7 @@ impl Cropping2D {
 }
 
 impl Layer for Cropping2D {
-    fn class_name(&self) -> &'static str {
-        "Cropping2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Cropping2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (mut x, [h, w, _]) = image(cx, inputs)?;

@@ -3,19 +3,19 @@
 //! Input `(batch, .., k)`, output `(batch, .., units)`; the layer acts on the last axis.
 //! Weights: `kernel` `[k, units]` and `bias` `[units]`.
 
-use super::support::{WeightOptions, check_at_least_one, setters, shape_text, single};
+use super::support::{WeightOptions, check_at_least_one, shape_text, single};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
-use crate::config;
+use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// A fully connected layer.
 ///
@@ -82,13 +82,7 @@ impl Dense {
 }
 
 impl Layer for Dense {
-    fn class_name(&self) -> &'static str {
-        "Dense"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Dense");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;

@@ -7,20 +7,19 @@
 
 use super::support::{
     AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
-    setters,
 };
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
-use crate::config;
+use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Depthwise 2-D convolution.
 ///
@@ -33,6 +32,7 @@ use serde_json::{Map, Value};
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields)]
+// The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
 pub struct DepthwiseConv2D {
     kernel_size: Pair,
     strides: Pair,
@@ -106,13 +106,7 @@ impl DepthwiseConv2D {
 }
 
 impl Layer for DepthwiseConv2D {
-    fn class_name(&self) -> &'static str {
-        "DepthwiseConv2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("DepthwiseConv2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;

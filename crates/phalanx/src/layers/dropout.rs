@@ -5,12 +5,11 @@
 //! replicas. Keras' `seed` is kept in the config but not used.
 
 use super::support::{DataFormat, image, single};
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 fn check_rate(cx: &LayerContext<'_>, rate: f64) -> Result<()> {
     if (0.0..1.0).contains(&rate) {
@@ -74,13 +73,7 @@ impl Dropout {
 }
 
 impl Layer for Dropout {
-    fn class_name(&self) -> &'static str {
-        "Dropout"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Dropout");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_rate(cx, self.rate)?;
@@ -115,13 +108,7 @@ impl SpatialDropout2D {
 }
 
 impl Layer for SpatialDropout2D {
-    fn class_name(&self) -> &'static str {
-        "SpatialDropout2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("SpatialDropout2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_rate(cx, self.rate)?;

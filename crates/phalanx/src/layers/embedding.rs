@@ -3,17 +3,17 @@
 //! Input `(batch, ..)` of integers below `input_dim`, output `(batch, .., output_dim)`. Weight: `embeddings`
 //! `[input_dim, output_dim]`.
 
-use super::support::{AlwaysNull, WeightOptions, check_at_least_one, setters, single};
+use super::support::{AlwaysNull, WeightOptions, check_at_least_one, single};
 use crate::by_name::{ByName, OptionalByName};
-use crate::config;
+use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::{DType, NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// A table of vectors.
 ///
@@ -65,13 +65,7 @@ impl Embedding {
 }
 
 impl Layer for Embedding {
-    fn class_name(&self) -> &'static str {
-        "Embedding"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Embedding");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_at_least_one(cx, "input_dim", self.input_dim)?;

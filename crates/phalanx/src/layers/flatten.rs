@@ -2,12 +2,11 @@
 //! `(batch, 1)`.
 
 use super::support::{DataFormat, single};
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Flattens each sample.
 ///
@@ -31,13 +30,7 @@ impl Flatten {
 }
 
 impl Layer for Flatten {
-    fn class_name(&self) -> &'static str {
-        "Flatten"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Flatten");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;

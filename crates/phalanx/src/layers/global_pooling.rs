@@ -3,14 +3,14 @@
 //! Input `(batch, height, width, channels)`, output `(batch, channels)`, or `(batch, 1, 1, channels)`
 //! with `keepdims`.
 
-use super::support::{DataFormat, image, setters};
-use crate::config;
+use super::support::{DataFormat, image};
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::ops::ReduceKind;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 const PIXELS: [usize; 2] = [0, 1];
 
@@ -48,13 +48,7 @@ impl GlobalAveragePooling2D {
 }
 
 impl Layer for GlobalAveragePooling2D {
-    fn class_name(&self) -> &'static str {
-        "GlobalAveragePooling2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("GlobalAveragePooling2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (x, _) = image(cx, inputs)?;
@@ -91,13 +85,7 @@ impl GlobalMaxPooling2D {
 }
 
 impl Layer for GlobalMaxPooling2D {
-    fn class_name(&self) -> &'static str {
-        "GlobalMaxPooling2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("GlobalMaxPooling2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (x, _) = image(cx, inputs)?;

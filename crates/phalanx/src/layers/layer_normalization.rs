@@ -3,9 +3,9 @@
 //!
 //! The output has the shape of the input. Weights: `gamma` and `beta`, with the shape of the normalised axes.
 
-use super::support::{WeightOptions, check_not_negative, row_axis, setters, single};
+use super::support::{WeightOptions, check_not_negative, row_axis, single};
 use crate::by_name::{ByName, OptionalByName};
-use crate::config;
+use crate::config::{self, setters};
 use crate::constraints::{Axes, Constraint};
 use crate::error::Result;
 use crate::initializers::Initializer;

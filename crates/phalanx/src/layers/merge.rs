@@ -1,13 +1,12 @@
 //! Layers that merge several inputs element by element, with broadcasting: axes of size one are repeated, and
 //! inputs with fewer axes get axes of size one after the batch.
 
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Binary;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 fn fold(cx: &mut LayerContext<'_>, op: Binary, inputs: &[NodeId]) -> Result<NodeId> {
     let Some((first, rest)) = inputs.split_first() else {
@@ -39,13 +38,7 @@ macro_rules! merge_layer {
         }
 
         impl Layer for $name {
-            fn class_name(&self) -> &'static str {
-                stringify!($name)
-            }
-
-            fn config(&self) -> Map<String, Value> {
-                config::write(self)
-            }
+            keras_class!(stringify!($name));
 
             fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
                 let call: fn(&mut LayerContext<'_>, &[NodeId]) -> Result<NodeId> = $call;

@@ -1,7 +1,7 @@
 //! The layers, with Keras' names, one per file, and their registry.
 //!
 //! A layer is its config: a plain struct whose builder methods are Keras' arguments and whose serde form is
-//! Keras' config. To add a layer, write its file and add a line to the registry below.
+//! Keras' config. To add a layer, write its file, declare its module and add a row to the table below.
 
 mod activation;
 mod advanced_activations;
@@ -13,6 +13,8 @@ mod dense;
 mod depthwise_conv2d;
 mod dropout;
 mod embedding;
+#[cfg(test)]
+mod example_layer;
 mod flatten;
 mod global_pooling;
 mod image_preprocessing;
@@ -28,100 +30,62 @@ mod support;
 mod up_sampling2d;
 mod zero_padding2d;
 
-pub use activation::Activation;
-pub use advanced_activations::{LeakyReLU, ReLU, Softmax};
-pub use batch_normalization::BatchNormalization;
-pub use concatenate::Concatenate;
-pub use conv2d::Conv2D;
-pub use cropping2d::Cropping2D;
-pub use dense::Dense;
-pub use depthwise_conv2d::DepthwiseConv2D;
-pub use dropout::{Dropout, SpatialDropout2D};
-pub use embedding::Embedding;
-pub use flatten::Flatten;
-pub use global_pooling::{GlobalAveragePooling2D, GlobalMaxPooling2D};
-pub use image_preprocessing::{
-    CenterCrop, Factor, FlipMode, RandomContrast, RandomCrop, RandomFlip, RandomRotation,
-    RandomTranslation, RandomZoom, Resampling, Resizing,
-};
-pub use layer_normalization::LayerNormalization;
-pub use merge::{Add, Average, Maximum, Minimum, Multiply, Subtract};
-pub use normalization::Normalization;
+pub use image_preprocessing::{Factor, FlipMode, Resampling};
 pub use numbers::Numbers;
-pub use permute::Permute;
-pub use pooling::{AveragePooling2D, MaxPooling2D};
-pub use rescaling::Rescaling;
-pub use reshape::Reshape;
 pub use support::{Padding, Pair, Sides};
-pub use up_sampling2d::{Interpolation, UpSampling2D};
-pub use zero_padding2d::ZeroPadding2D;
+pub use up_sampling2d::Interpolation;
 
 use crate::error::{Error, Result};
 use crate::layer::Layer;
+use crate::registry::{Class, Config, Registry, registry};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-type Config = Map<String, Value>;
+registry! {
+    /// Every layer, for one import.
+    pub mod classes;
+    const LAYERS: dyn Layer = read;
 
-/// A class name, the required keys of its config, and the function that reads it.
-struct Class {
-    name: &'static str,
-    required: &'static [&'static str],
-    read: fn(&str, &Config) -> Result<Box<dyn Layer>>,
+    activation { Activation required ["activation"] }
+    advanced_activations { LeakyReLU, ReLU, Softmax }
+    batch_normalization { BatchNormalization }
+    concatenate { Concatenate }
+    conv2d { Conv2D required ["filters", "kernel_size"] }
+    cropping2d { Cropping2D }
+    dense { Dense required ["units"] }
+    depthwise_conv2d { DepthwiseConv2D required ["kernel_size"] }
+    dropout { Dropout required ["rate"], SpatialDropout2D required ["rate"] }
+    embedding { Embedding required ["input_dim", "output_dim"] }
+    flatten { Flatten }
+    global_pooling { GlobalAveragePooling2D, GlobalMaxPooling2D }
+    image_preprocessing::center_crop { CenterCrop required ["height", "width"] }
+    image_preprocessing::random_contrast { RandomContrast required ["factor"] }
+    image_preprocessing::random_crop { RandomCrop required ["height", "width"] }
+    image_preprocessing::random_flip { RandomFlip }
+    image_preprocessing::random_rotation { RandomRotation required ["factor"] }
+    image_preprocessing::random_translation {
+        RandomTranslation required ["height_factor", "width_factor"],
+    }
+    image_preprocessing::random_zoom { RandomZoom required ["height_factor"] }
+    image_preprocessing::resizing { Resizing required ["height", "width"] }
+    layer_normalization { LayerNormalization }
+    merge { Add, Average, Maximum, Minimum, Multiply, Subtract }
+    normalization { Normalization }
+    permute { Permute required ["dims"] }
+    pooling { AveragePooling2D required ["pool_size"], MaxPooling2D }
+    rescaling { Rescaling required ["scale"] }
+    reshape { Reshape required ["target_shape"] }
+    up_sampling2d { UpSampling2D }
+    zero_padding2d { ZeroPadding2D }
 }
 
-const fn class<L: Layer + DeserializeOwned>(
-    name: &'static str,
-    required: &'static [&'static str],
-) -> Class {
-    Class { name, required, read: read::<L> }
-}
-
-const REGISTRY: &[Class] = &[
-    class::<Activation>("Activation", &["activation"]),
-    class::<Add>("Add", &[]),
-    class::<Average>("Average", &[]),
-    class::<AveragePooling2D>("AveragePooling2D", &["pool_size"]),
-    class::<BatchNormalization>("BatchNormalization", &[]),
-    class::<CenterCrop>("CenterCrop", &["height", "width"]),
-    class::<Concatenate>("Concatenate", &[]),
-    class::<Conv2D>("Conv2D", &["filters", "kernel_size"]),
-    class::<Cropping2D>("Cropping2D", &[]),
-    class::<Dense>("Dense", &["units"]),
-    class::<DepthwiseConv2D>("DepthwiseConv2D", &["kernel_size"]),
-    class::<Dropout>("Dropout", &["rate"]),
-    class::<Embedding>("Embedding", &["input_dim", "output_dim"]),
-    class::<Flatten>("Flatten", &[]),
-    class::<GlobalAveragePooling2D>("GlobalAveragePooling2D", &[]),
-    class::<GlobalMaxPooling2D>("GlobalMaxPooling2D", &[]),
-    class::<LayerNormalization>("LayerNormalization", &[]),
-    class::<LeakyReLU>("LeakyReLU", &[]),
-    class::<MaxPooling2D>("MaxPooling2D", &[]),
-    class::<Maximum>("Maximum", &[]),
-    class::<Minimum>("Minimum", &[]),
-    class::<Multiply>("Multiply", &[]),
-    class::<Normalization>("Normalization", &[]),
-    class::<Permute>("Permute", &["dims"]),
-    class::<RandomContrast>("RandomContrast", &["factor"]),
-    class::<RandomCrop>("RandomCrop", &["height", "width"]),
-    class::<RandomFlip>("RandomFlip", &[]),
-    class::<RandomRotation>("RandomRotation", &["factor"]),
-    class::<RandomTranslation>("RandomTranslation", &["height_factor", "width_factor"]),
-    class::<RandomZoom>("RandomZoom", &["height_factor"]),
-    class::<ReLU>("ReLU", &[]),
-    class::<Rescaling>("Rescaling", &["scale"]),
-    class::<Reshape>("Reshape", &["target_shape"]),
-    class::<Resizing>("Resizing", &["height", "width"]),
-    class::<Softmax>("Softmax", &[]),
-    class::<SpatialDropout2D>("SpatialDropout2D", &["rate"]),
-    class::<Subtract>("Subtract", &[]),
-    class::<UpSampling2D>("UpSampling2D", &[]),
-    class::<ZeroPadding2D>("ZeroPadding2D", &[]),
-];
+const REGISTRY: Registry<dyn Layer> = Registry { kind: "layer", tables: &[LAYERS] };
 
 /// The class names that [`from_config`] knows, in alphabetical order.
 pub fn class_names() -> Vec<&'static str> {
-    REGISTRY.iter().map(|class| class.name).collect()
+    let mut names = REGISTRY.class_names();
+    names.sort_unstable();
+    names
 }
 
 /// Creates a layer from Keras' class name and config. `name`, `trainable` and `dtype` belong to the model and
@@ -138,10 +102,8 @@ pub fn class_names() -> Vec<&'static str> {
 /// [`Error::Unknown`] for an unknown class, [`Error::Config`] for a key that is missing, unknown or has an
 /// invalid value.
 pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<Box<dyn Layer>> {
-    let Some(class) = REGISTRY.iter().find(|class| class.name == class_name) else {
-        let known = class_names().iter().map(|name| name.to_string()).collect();
-        return Err(Error::Unknown { kind: "layer", name: class_name.into(), known });
-    };
+    let known = || class_names().into_iter().map(String::from).collect();
+    let class = REGISTRY.find(class_name, |class| class.name == class_name, known)?;
     for key in ["name", "trainable", "dtype"] {
         config.remove(key);
     }
@@ -149,7 +111,7 @@ pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<B
     if let Some(key) = class.required.iter().find(|key| !config.contains_key(**key)) {
         return Err(Error::config(class_name, format!("missing key `{key}`")));
     }
-    (class.read)(class_name, &config)
+    (class.read)(class, &config)
 }
 
 /// Removes keys that some versions of Keras write and that have no effect at these values.
@@ -171,7 +133,10 @@ fn drop_no_op_keys(config: &mut Config) {
 }
 
 /// Reads a config, naming the key at fault.
-fn read<L: Layer + DeserializeOwned>(owner: &str, config: &Config) -> Result<Box<dyn Layer>> {
+fn read<L: Layer + DeserializeOwned>(
+    class: &Class<dyn Layer>,
+    config: &Config,
+) -> Result<Box<dyn Layer>> {
     match L::deserialize(config) {
         Ok(layer) => Ok(Box::new(layer)),
         Err(e) => {
@@ -184,8 +149,8 @@ fn read<L: Layer + DeserializeOwned>(owner: &str, config: &Config) -> Result<Box
                 L::deserialize(&rest).err().is_none_or(|e| e.to_string() != text)
             });
             match invalid_key.filter(|key| !text.contains(&format!("`{key}`"))) {
-                Some(key) => Err(Error::config(owner, format!("{key}: {text}"))),
-                None => Err(Error::config(owner, text)),
+                Some(key) => Err(Error::config(class.name, format!("{key}: {text}"))),
+                None => Err(Error::config(class.name, text)),
             }
         }
     }
@@ -193,7 +158,10 @@ fn read<L: Layer + DeserializeOwned>(owner: &str, config: &Config) -> Result<Box
 
 #[cfg(test)]
 mod tests {
+    use super::read as read_layer;
     use super::*;
+    use crate::layer::{LayerHandle, Lowering};
+    use phalanx_graph::Type;
     use serde_json::json;
 
     fn read(class_name: &str, config: Value) -> Result<Box<dyn Layer>> {
@@ -204,20 +172,30 @@ mod tests {
         read(class_name, config).unwrap_err().to_string()
     }
 
+    registry! {
+        /// The layer of `docs/adding.md`.
+        pub mod examples;
+        const EXAMPLES: dyn Layer = read_layer;
+
+        super::example_layer { RepeatVector required ["n"] }
+    }
+
     #[test]
-    fn the_registry_is_sorted_and_agrees_with_the_layers() {
-        assert!(class_names().is_sorted());
-        let some = json!({ "units": 1, "filters": 1, "kernel_size": 1, "rate": 0.1, "pool_size": 2,
-            "input_dim": 2, "output_dim": 2, "dims": [1], "target_shape": [1], "scale": 1.0,
-            "activation": "relu", "height": 2, "width": 3, "factor": 0.1, "height_factor": 0.2,
-            "width_factor": [0.1, 0.3] });
-        for class in REGISTRY {
-            let config = class.required.iter().map(|key| ((*key).into(), some[*key].clone()));
-            let layer = from_config(class.name, config.collect()).unwrap();
-            assert_eq!(layer.class_name(), class.name);
-            let again = from_config(class.name, layer.config()).unwrap();
-            assert_eq!(again.config(), layer.config());
-        }
+    fn the_layer_in_the_documentation_is_this_one_and_works() {
+        let guide = include_str!("../../../../docs/adding.md");
+        assert!(guide.contains(include_str!("example_layer.rs")), "docs/adding.md differs");
+        let class = &EXAMPLES[0];
+        assert_eq!((class.name, class.required), ("RepeatVector", &["n"][..]));
+        let config = examples::RepeatVector::new(3).config();
+        let layer = (class.read)(class, &config).unwrap();
+        assert_eq!((layer.class_name(), layer.config()), ("RepeatVector", config));
+
+        let mut lowering = Lowering::new(false);
+        let x = lowering.graph.add_feed("x", Type::rows([6]));
+        let x = lowering.graph.feed(x);
+        let layer = LayerHandle::new(layer, None, true);
+        let y = lowering.call(&layer, "repeat", &[x]).unwrap();
+        assert_eq!(lowering.graph.ty(y).dims, [3, 6]);
     }
 
     #[test]

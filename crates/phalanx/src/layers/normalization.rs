@@ -6,8 +6,8 @@
 //! weights `mean`, `variance` and `count` of an adapted layer in a Keras file.
 
 use super::numbers::Numbers;
-use super::support::{row_axis, setters, single};
-use crate::config;
+use super::support::{row_axis, single};
+use crate::config::{self, setters};
 use crate::constraints::Axes;
 use crate::error::{Error, Result};
 use crate::initializers::Initializer;

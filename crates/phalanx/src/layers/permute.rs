@@ -2,12 +2,11 @@
 //! batch is axis 0.
 
 use super::support::{shape_text, single};
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Permutes the axes of each sample.
 ///
@@ -31,13 +30,7 @@ impl Permute {
 }
 
 impl Layer for Permute {
-    fn class_name(&self) -> &'static str {
-        "Permute"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Permute");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;

@@ -3,9 +3,9 @@
 //! Input `(batch, height, width, channels)`, output `(batch, new height, new width, channels)`, with as many
 //! positions as a convolution of the same size, strides and padding.
 
-use super::support::{DataFormat, Padding, Pair, Window, image, setters};
+use super::support::{DataFormat, Padding, Pair, Window, image};
 use crate::by_name::ByName;
-use crate::config;
+use crate::config::{self, setters};
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
 use phalanx_graph::ops::PoolKind;

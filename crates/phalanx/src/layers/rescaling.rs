@@ -3,13 +3,13 @@
 //! The output is float and has the shape of the input. Lists hold one number for each channel.
 
 use super::numbers::Numbers;
-use super::support::{setters, single};
-use crate::config;
+use super::support::single;
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{DType, NodeId};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// `x · scale + offset`.
 ///
@@ -45,13 +45,7 @@ impl Rescaling {
 }
 
 impl Layer for Rescaling {
-    fn class_name(&self) -> &'static str {
-        "Rescaling"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Rescaling");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;

@@ -2,12 +2,11 @@
 //! derived from the others.
 
 use super::support::{shape_text, single};
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Reshapes each sample.
 ///
@@ -44,13 +43,7 @@ impl Reshape {
 }
 
 impl Layer for Reshape {
-    fn class_name(&self) -> &'static str {
-        "Reshape"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Reshape");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;

@@ -10,19 +10,6 @@ use phalanx_graph::{ConvGeom, NodeId};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 
-/// Builder methods, one per config key and with the same name.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $field:ident: $type:ty,)*) => {
-        $($(#[$doc])*
-        #[must_use]
-        pub fn $field(mut self, $field: $type) -> Self {
-            self.$field = $field.into();
-            self
-        })*
-    };
-}
-pub(crate) use setters;
-
 /// Height and width: `3`, `(3, 5)` or `[3, 5]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Pair(pub [usize; 2]);

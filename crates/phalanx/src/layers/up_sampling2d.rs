@@ -2,14 +2,14 @@
 //!
 //! `nearest` repeats pixels; `bilinear` interpolates between their centres.
 
-use super::support::{DataFormat, Pair, check_both_at_least_one, check_countable, image, setters};
+use super::support::{DataFormat, Pair, check_both_at_least_one, check_countable, image};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
-use crate::config;
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// The interpolation of new pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,13 +70,7 @@ impl UpSampling2D {
 }
 
 impl Layer for UpSampling2D {
-    fn class_name(&self) -> &'static str {
-        "UpSampling2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("UpSampling2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let bilinear = *self.interpolation.get()? == Interpolation::Bilinear;

@@ -1,12 +1,11 @@
 //! Zero padding of images: `(batch, h, w, c)` becomes `(batch, top + h + bottom, left + w + right, c)`.
 
 use super::support::{DataFormat, Sides, check_countable, image};
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Pads an image with zeros.
 ///
@@ -38,13 +37,7 @@ impl ZeroPadding2D {
 }
 
 impl Layer for ZeroPadding2D {
-    fn class_name(&self) -> &'static str {
-        "ZeroPadding2D"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("ZeroPadding2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (x, [h, w, c]) = image(cx, inputs)?;

@@ -4,64 +4,25 @@
 //! For logits `x` the same is `max(x, 0) - x · t + log(1 + e^-|x|)`, which never overflows.
 
 use super::{Common, Loss, check_fraction, clip_probability, input_if, mean_last};
-use crate::config;
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Crossentropy of 0-or-1 targets.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BinaryCrossentropy {
-    /// Name and reduction.
-    #[serde(flatten)]
-    pub common: Common,
-    /// Whether predictions are logits rather than probabilities.
-    pub from_logits: bool,
-    /// How far targets are moved towards 0.5.
-    pub label_smoothing: f64,
-}
-
-impl Default for BinaryCrossentropy {
-    fn default() -> Self {
-        let common = Common::named("binary_crossentropy");
-        BinaryCrossentropy { common, from_logits: false, label_smoothing: 0.0 }
-    }
-}
-
-impl BinaryCrossentropy {
-    /// Whether predictions are logits rather than probabilities.
-    pub fn from_logits(mut self, from_logits: bool) -> Self {
-        self.from_logits = from_logits;
-        self
-    }
-
-    /// How far targets are moved towards 0.5.
-    pub fn label_smoothing(mut self, label_smoothing: f64) -> Self {
-        self.label_smoothing = label_smoothing;
-        self
+options! {
+    /// Crossentropy of 0-or-1 targets.
+    pub struct BinaryCrossentropy {
+        common: Common::named("binary_crossentropy");
+        /// Whether predictions are logits rather than probabilities.
+        from_logits: bool = false,
+        /// How far targets are moved towards 0.5.
+        label_smoothing: f64 = 0.0,
     }
 }
 
 impl Loss for BinaryCrossentropy {
-    fn class_name(&self) -> &'static str {
-        "BinaryCrossentropy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        let mut config = config::write(self);
-        config.insert("axis".into(), (-1).into());
-        config
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("BinaryCrossentropy", common, { "axis": -1 });
 
     fn validate(&self) -> Result<()> {
         check_fraction(self.name(), "label_smoothing", self.label_smoothing)

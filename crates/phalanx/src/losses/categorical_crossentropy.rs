@@ -5,64 +5,25 @@
 //! Predictions and targets `[.., classes]`, one number per distribution.
 
 use super::{Common, Loss, check_fraction, clip_probability, input_if, mismatch, sum_last};
-use crate::config;
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{DType, Graph, NodeId, Op, Type};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Crossentropy of one-hot (or soft) targets.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CategoricalCrossentropy {
-    /// Name and reduction.
-    #[serde(flatten)]
-    pub common: Common,
-    /// Whether predictions are logits rather than probabilities.
-    pub from_logits: bool,
-    /// The fraction of the target that is spread evenly over the classes.
-    pub label_smoothing: f64,
-}
-
-impl Default for CategoricalCrossentropy {
-    fn default() -> Self {
-        let common = Common::named("categorical_crossentropy");
-        CategoricalCrossentropy { common, from_logits: false, label_smoothing: 0.0 }
-    }
-}
-
-impl CategoricalCrossentropy {
-    /// Whether predictions are logits rather than probabilities.
-    pub fn from_logits(mut self, from_logits: bool) -> Self {
-        self.from_logits = from_logits;
-        self
-    }
-
-    /// The fraction of the target that is spread evenly over the classes.
-    pub fn label_smoothing(mut self, label_smoothing: f64) -> Self {
-        self.label_smoothing = label_smoothing;
-        self
+options! {
+    /// Crossentropy of one-hot (or soft) targets.
+    pub struct CategoricalCrossentropy {
+        common: Common::named("categorical_crossentropy");
+        /// Whether predictions are logits rather than probabilities.
+        from_logits: bool = false,
+        /// The fraction of the target that is spread evenly over the classes.
+        label_smoothing: f64 = 0.0,
     }
 }
 
 impl Loss for CategoricalCrossentropy {
-    fn class_name(&self) -> &'static str {
-        "CategoricalCrossentropy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        let mut config = config::write(self);
-        config.insert("axis".into(), (-1).into());
-        config
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("CategoricalCrossentropy", common, { "axis": -1 });
 
     fn validate(&self) -> Result<()> {
         check_fraction(self.name(), "label_smoothing", self.label_smoothing)

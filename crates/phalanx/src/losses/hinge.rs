@@ -5,43 +5,21 @@
 //! batch or a replica.
 
 use super::{Common, Loss, mean_last};
-use crate::config;
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{Graph, NodeId};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Hinge loss of -1-or-1 (or 0-or-1) labels.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Hinge {
-    /// Name and reduction.
-    #[serde(flatten)]
-    pub common: Common,
-}
-
-impl Default for Hinge {
-    fn default() -> Self {
-        Hinge { common: Common::named("hinge") }
+options! {
+    /// Hinge loss of -1-or-1 (or 0-or-1) labels.
+    pub struct Hinge {
+        common: Common::named("hinge");
     }
 }
 
 impl Loss for Hinge {
-    fn class_name(&self) -> &'static str {
-        "Hinge"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("Hinge", common);
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let (zero, one) = (g.scalar(0.0), g.scalar(1.0));

@@ -2,53 +2,23 @@
 //! `e²/2` where `|e| <= delta`, else `delta · |e| - delta²/2`, with `e = y_pred - y_true`.
 
 use super::{Common, Loss, mean_last};
-use crate::config;
+use crate::config::options;
 use crate::error::{Error, Result};
+use crate::registry::keras_class;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Huber loss.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Huber {
-    /// Name and reduction.
-    #[serde(flatten)]
-    pub common: Common,
-    /// The error at which the loss changes from quadratic to linear.
-    pub delta: f64,
-}
-
-impl Default for Huber {
-    fn default() -> Self {
-        Huber { common: Common::named("huber_loss"), delta: 1.0 }
-    }
-}
-
-impl Huber {
-    /// The error at which the loss changes from quadratic to linear.
-    pub fn delta(mut self, delta: f64) -> Self {
-        self.delta = delta;
-        self
+options! {
+    /// Huber loss.
+    pub struct Huber {
+        common: Common::named("huber_loss");
+        /// The error at which the loss changes from quadratic to linear.
+        delta: f64 = 1.0,
     }
 }
 
 impl Loss for Huber {
-    fn class_name(&self) -> &'static str {
-        "Huber"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("Huber", common);
 
     fn validate(&self) -> Result<()> {
         if self.delta > 0.0 && self.delta.is_finite() {

@@ -2,38 +2,23 @@
 //! `mean(|y_true - y_pred|)`, over the last axis.
 
 use super::{Common, Loss, mean_last};
-use crate::config;
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{Graph, NodeId};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Mean of squared differences.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeanSquaredError {
-    /// Name and reduction.
-    #[serde(flatten)]
-    pub common: Common,
-}
-
-/// Mean of absolute differences.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeanAbsoluteError {
-    /// Name and reduction.
-    #[serde(flatten)]
-    pub common: Common,
-}
-
-impl Default for MeanSquaredError {
-    fn default() -> Self {
-        MeanSquaredError { common: Common::named("mean_squared_error") }
+options! {
+    /// Mean of squared differences.
+    pub struct MeanSquaredError {
+        common: Common::named("mean_squared_error");
     }
 }
 
-impl Default for MeanAbsoluteError {
-    fn default() -> Self {
-        MeanAbsoluteError { common: Common::named("mean_absolute_error") }
+options! {
+    /// Mean of absolute differences.
+    pub struct MeanAbsoluteError {
+        common: Common::named("mean_absolute_error");
     }
 }
 
@@ -44,21 +29,7 @@ fn mean_of(u: Unary, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<No
 }
 
 impl Loss for MeanSquaredError {
-    fn class_name(&self) -> &'static str {
-        "MeanSquaredError"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("MeanSquaredError", common);
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         mean_of(Unary::Square, g, y_true, y_pred)
@@ -66,21 +37,7 @@ impl Loss for MeanSquaredError {
 }
 
 impl Loss for MeanAbsoluteError {
-    fn class_name(&self) -> &'static str {
-        "MeanAbsoluteError"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("MeanAbsoluteError", common);
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         mean_of(Unary::Abs, g, y_true, y_pred)

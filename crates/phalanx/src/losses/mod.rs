@@ -1,7 +1,7 @@
 //! Loss functions.
 //!
 //! A loss gives one value per sample and position ([`Loss::call`]). Its [`Reduction`] defines how the trainer
-//! combines the values of the global batch. A new loss is one file here and one line in the registry.
+//! combines the values of the global batch. A new loss is one file here and one row in the table.
 
 mod binary_crossentropy;
 mod categorical_crossentropy;
@@ -11,21 +11,35 @@ mod kl_divergence;
 mod mean_error;
 mod sparse_categorical_crossentropy;
 
-pub use binary_crossentropy::BinaryCrossentropy;
-pub use categorical_crossentropy::CategoricalCrossentropy;
-pub use hinge::Hinge;
-pub use huber::Huber;
-pub use kl_divergence::KLDivergence;
-pub use mean_error::{MeanAbsoluteError, MeanSquaredError};
-pub use sparse_categorical_crossentropy::SparseCategoricalCrossentropy;
-
 use crate::config;
 use crate::error::{Error, Result};
+use crate::registry::{Class, Config, Registry, registry};
 use phalanx_graph::{DType, Graph, NodeId, Op, Type};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
+
+registry! {
+    /// Every loss, for one import.
+    pub mod classes;
+    const LOSSES: dyn Loss = read;
+
+    sparse_categorical_crossentropy {
+        SparseCategoricalCrossentropy aliases ["sparse_categorical_crossentropy"],
+    }
+    categorical_crossentropy { CategoricalCrossentropy aliases ["categorical_crossentropy"] }
+    binary_crossentropy { BinaryCrossentropy aliases ["binary_crossentropy", "bce", "BCE"] }
+    mean_error {
+        MeanSquaredError aliases ["mean_squared_error", "mse", "MSE"],
+        MeanAbsoluteError aliases ["mean_absolute_error", "mae", "MAE"],
+    }
+    huber { Huber aliases ["huber"] }
+    kl_divergence { KLDivergence aliases ["kl_divergence", "kld", "KLD"] }
+    hinge { Hinge aliases ["hinge"] }
+}
+
+const REGISTRY: Registry<dyn Loss> = Registry { kind: "loss", tables: &[LOSSES] };
 
 /// Keras' epsilon: the smallest distance of clipped probabilities from 0 and 1.
 const EPSILON: f64 = 1e-7;
@@ -189,42 +203,21 @@ fn clip_probability(g: &mut Graph, p: NodeId) -> Result<NodeId> {
     Ok(g.clamp(p, EPSILON, f64::from((1.0 - EPSILON) as f32))?)
 }
 
-type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Loss>>;
-
-fn construct<L>(config: &Map<String, Value>) -> Result<Box<dyn Loss>>
+fn read<L>(class: &Class<dyn Loss>, config: &Config) -> Result<Box<dyn Loss>>
 where
     L: Loss + Default + Serialize + DeserializeOwned + 'static,
 {
-    let class = L::default().class_name();
-    config::check_fixed_options(
-        class,
-        config,
-        &[("axis", (-1).into()), ("ignore_class", Value::Null)],
-    )?;
-    let loss: L = config::read(class, config)?;
+    let options = [("axis", (-1).into()), ("ignore_class", Value::Null)];
+    config::check_fixed_options(class.name, config, &options)?;
+    let loss: L = config::read(class.name, config)?;
     loss.validate()?;
     Ok(Box::new(loss))
 }
 
-/// Class name, the names `compile` accepts, and constructor of every loss.
-const REGISTRY: &[(&str, &[&str], Constructor)] = &[
-    (
-        "SparseCategoricalCrossentropy",
-        &["sparse_categorical_crossentropy"],
-        construct::<SparseCategoricalCrossentropy>,
-    ),
-    (
-        "CategoricalCrossentropy",
-        &["categorical_crossentropy"],
-        construct::<CategoricalCrossentropy>,
-    ),
-    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], construct::<BinaryCrossentropy>),
-    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], construct::<MeanSquaredError>),
-    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], construct::<MeanAbsoluteError>),
-    ("Huber", &["huber"], construct::<Huber>),
-    ("KLDivergence", &["kl_divergence", "kld", "KLD"], construct::<KLDivergence>),
-    ("Hinge", &["hinge"], construct::<Hinge>),
-];
+/// The class names that [`from_config`] knows.
+pub fn class_names() -> Vec<&'static str> {
+    REGISTRY.class_names()
+}
 
 /// Creates a loss by its Keras name: `"sparse_categorical_crossentropy"`, `"mse"`, `"MeanSquaredError"`, ….
 pub fn get(name: &str) -> Result<Box<dyn Loss>> {
@@ -233,18 +226,7 @@ pub fn get(name: &str) -> Result<Box<dyn Loss>> {
 
 /// Creates a loss from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Loss>> {
-    let found =
-        REGISTRY.iter().find(|(c, names, _)| *c == class_name || names.contains(&class_name));
-    match found {
-        Some((_, _, construct)) => construct(config),
-        None => Err(Error::Unknown {
-            kind: "loss",
-            name: class_name.into(),
-            known: REGISTRY
-                .iter()
-                .flat_map(|(_, names, _)| *names)
-                .map(|n| n.to_string())
-                .collect(),
-        }),
-    }
+    let known = || REGISTRY.aliases().map(String::from).collect();
+    let class = REGISTRY.find(class_name, |class| class.has_name(class_name), known)?;
+    (class.read)(class, config)
 }

@@ -4,56 +4,23 @@
 //! Predictions are `[.., classes]`, targets are integers `[..]`; there is one value per target.
 
 use super::{Common, Loss, clip_probability, input_if, mismatch, sum_last};
-use crate::config;
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{DType, Graph, NodeId, Op, Type};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Crossentropy of integer labels.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SparseCategoricalCrossentropy {
-    /// Name and reduction.
-    #[serde(flatten)]
-    pub common: Common,
-    /// Whether predictions are logits rather than probabilities.
-    pub from_logits: bool,
-}
-
-impl Default for SparseCategoricalCrossentropy {
-    fn default() -> Self {
-        let common = Common::named("sparse_categorical_crossentropy");
-        SparseCategoricalCrossentropy { common, from_logits: false }
-    }
-}
-
-impl SparseCategoricalCrossentropy {
-    /// Whether predictions are logits rather than probabilities.
-    pub fn from_logits(mut self, from_logits: bool) -> Self {
-        self.from_logits = from_logits;
-        self
+options! {
+    /// Crossentropy of integer labels.
+    pub struct SparseCategoricalCrossentropy {
+        common: Common::named("sparse_categorical_crossentropy");
+        /// Whether predictions are logits rather than probabilities.
+        from_logits: bool = false,
     }
 }
 
 impl Loss for SparseCategoricalCrossentropy {
-    fn class_name(&self) -> &'static str {
-        "SparseCategoricalCrossentropy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        let mut config = config::write(self);
-        config.insert("ignore_class".into(), Value::Null);
-        config
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("SparseCategoricalCrossentropy", common, { "ignore_class": null });
 
     fn target(&self, prediction: &Type) -> Result<Type> {
         match prediction.dims.split_last() {

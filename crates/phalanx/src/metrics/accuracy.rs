@@ -4,63 +4,33 @@
 //! - categorical: `argmax(y_pred) == argmax(y_true)`, for one-hot targets
 //! - binary: `(y_pred > threshold) == y_true`
 
-use super::{
-    Metric, check_labels, check_threshold, classes, mean_state, targets_like_predictions,
-    with_dtype,
-};
-use crate::config;
+use super::{Metric, check_labels, check_threshold, classes, mean_state, targets_like_predictions};
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{DType, Graph, NodeId, Op};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// The fraction of samples whose highest-scoring class is the label.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SparseCategoricalAccuracy {
-    /// The name it is reported under.
-    pub name: String,
-}
-
-/// The fraction of samples whose highest-scoring class is that of the target.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CategoricalAccuracy {
-    /// The name it is reported under.
-    pub name: String,
-}
-
-/// The fraction of predictions on the correct side of a threshold.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BinaryAccuracy {
-    /// The name it is reported under.
-    pub name: String,
-    /// Predictions above it count as positive.
-    pub threshold: f64,
-}
-
-impl Default for SparseCategoricalAccuracy {
-    fn default() -> Self {
-        SparseCategoricalAccuracy { name: "sparse_categorical_accuracy".into() }
+options! {
+    /// The fraction of samples whose highest-scoring class is the label.
+    pub struct SparseCategoricalAccuracy {
+        name: "sparse_categorical_accuracy";
     }
 }
 
-impl Default for CategoricalAccuracy {
-    fn default() -> Self {
-        CategoricalAccuracy { name: "categorical_accuracy".into() }
+options! {
+    /// The fraction of samples whose highest-scoring class is that of the target.
+    pub struct CategoricalAccuracy {
+        name: "categorical_accuracy";
     }
 }
 
-impl Default for BinaryAccuracy {
-    fn default() -> Self {
-        BinaryAccuracy { name: "binary_accuracy".into(), threshold: 0.5 }
-    }
-}
-
-impl BinaryAccuracy {
-    /// Predictions above it count as positive.
-    pub fn threshold(mut self, threshold: f64) -> Self {
-        self.threshold = threshold;
-        self
+options! {
+    /// The fraction of predictions on the correct side of a threshold.
+    pub struct BinaryAccuracy {
+        name: "binary_accuracy";
+        /// Predictions above it count as positive.
+        threshold: f64 = 0.5,
     }
 }
 
@@ -73,21 +43,7 @@ fn matches(g: &mut Graph, labels: NodeId, y_pred: NodeId) -> Result<NodeId> {
 }
 
 impl Metric for SparseCategoricalAccuracy {
-    fn class_name(&self) -> &'static str {
-        "SparseCategoricalAccuracy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_dtype(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
+    keras_class!("SparseCategoricalAccuracy", name);
 
     fn update(
         &self,
@@ -103,21 +59,7 @@ impl Metric for SparseCategoricalAccuracy {
 }
 
 impl Metric for CategoricalAccuracy {
-    fn class_name(&self) -> &'static str {
-        "CategoricalAccuracy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_dtype(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
+    keras_class!("CategoricalAccuracy", name);
 
     fn update(
         &self,
@@ -133,21 +75,7 @@ impl Metric for CategoricalAccuracy {
 }
 
 impl Metric for BinaryAccuracy {
-    fn class_name(&self) -> &'static str {
-        "BinaryAccuracy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_dtype(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
+    keras_class!("BinaryAccuracy", name);
 
     fn validate(&self) -> Result<()> {
         check_threshold(self, "threshold", self.threshold)

@@ -3,13 +3,13 @@
 //! For each of `n` thresholds from just below 0 to just above 1, the state holds the total weight of the
 //! positives, and then of the negatives, scored above it. The first threshold counts all of them.
 
-use super::{Metric, mismatch, ratio, targets_like_predictions, with_dtype};
-use crate::config;
+use super::{Metric, mismatch, ratio, targets_like_predictions};
+use crate::config::options;
 use crate::error::{Error, Result};
+use crate::registry::keras_class;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// The curve whose area is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,58 +34,22 @@ pub enum SummationMethod {
     Majoring,
 }
 
-/// Area under a curve.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AUC {
-    /// The name it is reported under.
-    pub name: String,
-    /// Number of thresholds.
-    pub num_thresholds: usize,
-    /// The curve.
-    pub curve: Curve,
-    /// How the area is computed.
-    pub summation_method: SummationMethod,
-    /// Whether predictions are logits rather than probabilities.
-    pub from_logits: bool,
-}
-
-impl Default for AUC {
-    fn default() -> Self {
-        AUC {
-            name: "auc".into(),
-            num_thresholds: 200,
-            curve: Curve::ROC,
-            summation_method: SummationMethod::Interpolation,
-            from_logits: false,
-        }
+options! {
+    /// Area under a curve.
+    pub struct AUC {
+        name: "auc";
+        /// Number of thresholds.
+        num_thresholds: usize = 200,
+        /// The curve.
+        curve: Curve = Curve::ROC,
+        /// How the area is computed.
+        summation_method: SummationMethod = SummationMethod::Interpolation,
+        /// Whether predictions are logits rather than probabilities.
+        from_logits: bool = false,
     }
 }
 
 impl AUC {
-    /// Number of thresholds.
-    pub fn num_thresholds(mut self, num_thresholds: usize) -> Self {
-        self.num_thresholds = num_thresholds;
-        self
-    }
-
-    /// The curve.
-    pub fn curve(mut self, curve: Curve) -> Self {
-        self.curve = curve;
-        self
-    }
-
-    /// How the area is computed.
-    pub fn summation_method(mut self, summation_method: SummationMethod) -> Self {
-        self.summation_method = summation_method;
-        self
-    }
-
-    /// Whether predictions are logits rather than probabilities.
-    pub fn from_logits(mut self, from_logits: bool) -> Self {
-        self.from_logits = from_logits;
-        self
-    }
-
     /// The area between two neighbouring thresholds, from the true and false positives at each.
     fn segment_area(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
         if (self.curve, self.summation_method) == (Curve::PR, SummationMethod::Interpolation) {
@@ -117,25 +81,7 @@ fn interpolated_precision(high: [f64; 2], low: [f64; 2], total: f64) -> f64 {
 }
 
 impl Metric for AUC {
-    fn class_name(&self) -> &'static str {
-        "AUC"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        let mut config = with_dtype(config::write(self));
-        config.insert("multi_label".into(), false.into());
-        config.insert("num_labels".into(), Value::Null);
-        config.insert("label_weights".into(), Value::Null);
-        config
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
+    keras_class!("AUC", name, { "multi_label": false, "num_labels": null, "label_weights": null });
 
     fn validate(&self) -> Result<()> {
         // Every threshold is a sum on every worker; a larger number is a typo.

@@ -1,61 +1,12 @@
 //! Precision, `tp / (tp + fp)`, and recall, `tp / (tp + fn)`, counted over all positions. A prediction above
 //! the threshold is positive, and so is a target other than 0.
 
-use super::{
-    Metric, check_same_type, check_threshold, ratio, sum_rows, targets_like_predictions, with_dtype,
-};
-use crate::config;
+use super::{Metric, check_same_type, check_threshold, ratio, sum_rows, targets_like_predictions};
 use crate::error::Result;
+use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-
-/// The fraction of positive predictions that are correct.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Precision {
-    /// The name it is reported under.
-    pub name: String,
-    /// Predictions above it count as positive; `None` means 0.5.
-    pub thresholds: Option<f64>,
-}
-
-/// The fraction of positive targets that are predicted.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Recall {
-    /// The name it is reported under.
-    pub name: String,
-    /// Predictions above it count as positive; `None` means 0.5.
-    pub thresholds: Option<f64>,
-}
-
-impl Default for Precision {
-    fn default() -> Self {
-        Precision { name: "precision".into(), thresholds: None }
-    }
-}
-
-impl Default for Recall {
-    fn default() -> Self {
-        Recall { name: "recall".into(), thresholds: None }
-    }
-}
-
-impl Precision {
-    /// Predictions above it count as positive.
-    pub fn threshold(mut self, threshold: f64) -> Self {
-        self.thresholds = Some(threshold);
-        self
-    }
-}
-
-impl Recall {
-    /// Predictions above it count as positive.
-    pub fn threshold(mut self, threshold: f64) -> Self {
-        self.thresholds = Some(threshold);
-        self
-    }
-}
 
 /// The positives that a metric divides by.
 enum Denominator {
@@ -103,78 +54,6 @@ fn counts(
     sum_rows(g, &sums)
 }
 
-impl Metric for Precision {
-    fn class_name(&self) -> &'static str {
-        "Precision"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_fixed_options(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
-
-    fn validate(&self) -> Result<()> {
-        check_threshold(self, "thresholds", self.thresholds.unwrap_or(0.5))
-    }
-
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
-        counts(self, g, [y_true, y_pred, weight], self.thresholds, Denominator::Predictions)
-    }
-
-    fn result(&self, state: &[f64]) -> f64 {
-        hit_ratio(state)
-    }
-}
-
-impl Metric for Recall {
-    fn class_name(&self) -> &'static str {
-        "Recall"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_fixed_options(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
-
-    fn validate(&self) -> Result<()> {
-        check_threshold(self, "thresholds", self.thresholds.unwrap_or(0.5))
-    }
-
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
-        counts(self, g, [y_true, y_pred, weight], self.thresholds, Denominator::Targets)
-    }
-
-    fn result(&self, state: &[f64]) -> f64 {
-        hit_ratio(state)
-    }
-}
-
 fn hit_ratio(state: &[f64]) -> f64 {
     match state {
         [hits, misses] => ratio(*hits, hits + misses),
@@ -182,9 +61,61 @@ fn hit_ratio(state: &[f64]) -> f64 {
     }
 }
 
-/// Adds the options of Keras for which only one value is supported.
-fn with_fixed_options(mut config: Map<String, Value>) -> Map<String, Value> {
-    config.insert("top_k".into(), Value::Null);
-    config.insert("class_id".into(), Value::Null);
-    with_dtype(config)
+/// Both metrics have the same config and differ only in what they divide by.
+macro_rules! ratio_of_counts {
+    ($(#[$doc:meta])* $class:ident, $name:literal, $denominator:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub struct $class {
+            /// The name it is reported under.
+            pub name: String,
+            /// Predictions above it count as positive; `None` means 0.5.
+            pub thresholds: Option<f64>,
+        }
+
+        impl Default for $class {
+            fn default() -> $class {
+                $class { name: $name.into(), thresholds: None }
+            }
+        }
+
+        impl $class {
+            /// Predictions above it count as positive.
+            pub fn threshold(mut self, threshold: f64) -> $class {
+                self.thresholds = Some(threshold);
+                self
+            }
+        }
+
+        impl Metric for $class {
+            keras_class!(stringify!($class), name, { "top_k": null, "class_id": null });
+
+            fn validate(&self) -> Result<()> {
+                check_threshold(self, "thresholds", self.thresholds.unwrap_or(0.5))
+            }
+
+            fn update(
+                &self,
+                g: &mut Graph,
+                y_true: NodeId,
+                y_pred: NodeId,
+                weight: NodeId,
+            ) -> Result<NodeId> {
+                counts(self, g, [y_true, y_pred, weight], self.thresholds, $denominator)
+            }
+
+            fn result(&self, state: &[f64]) -> f64 {
+                hit_ratio(state)
+            }
+        }
+    };
+}
+
+ratio_of_counts! {
+    /// The fraction of positive predictions that are correct.
+    Precision, "precision", Denominator::Predictions
+}
+ratio_of_counts! {
+    /// The fraction of positive targets that are predicted.
+    Recall, "recall", Denominator::Targets
 }

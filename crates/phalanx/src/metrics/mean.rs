@@ -1,13 +1,13 @@
 //! Means over samples: the mean of any loss, and the root mean squared error.
 
-use super::{Metric, mean_state, ratio, targets_like_predictions, with_dtype};
-use crate::config;
+use super::{Metric, mean_state, ratio, targets_like_predictions};
+use crate::config::options;
 use crate::error::Result;
 use crate::losses::{self, Loss};
+use crate::registry::{Config, keras_class};
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// The weighted mean of a loss, reported under the name of the loss: `LossMetric::new(Huber::default())`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,8 +45,9 @@ impl<L: Loss> Metric for LossMetric<L> {
         self.loss.class_name()
     }
 
-    fn config(&self) -> Map<String, Value> {
-        let mut config = with_dtype(self.loss.config());
+    fn config(&self) -> Config {
+        let mut config = self.loss.config();
+        config.insert("dtype".into(), "float32".into());
         // Keras' metrics do not accept the first key, and not all accept the second.
         config.remove("reduction");
         config.remove("axis");
@@ -77,35 +78,15 @@ impl<L: Loss> Metric for LossMetric<L> {
     }
 }
 
-/// `√(mean((y_true - y_pred)²))`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RootMeanSquaredError {
-    /// The name it is reported under.
-    pub name: String,
-}
-
-impl Default for RootMeanSquaredError {
-    fn default() -> Self {
-        RootMeanSquaredError { name: "root_mean_squared_error".into() }
+options! {
+    /// `√(mean((y_true - y_pred)²))`.
+    pub struct RootMeanSquaredError {
+        name: "root_mean_squared_error";
     }
 }
 
 impl Metric for RootMeanSquaredError {
-    fn class_name(&self) -> &'static str {
-        "RootMeanSquaredError"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_dtype(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
+    keras_class!("RootMeanSquaredError", name);
 
     fn update(
         &self,

@@ -10,23 +10,56 @@ mod confusion;
 mod mean;
 mod top_k;
 
-pub use accuracy::{BinaryAccuracy, CategoricalAccuracy, SparseCategoricalAccuracy};
-pub use auc::{AUC, Curve, SummationMethod};
-pub use confusion::{Precision, Recall};
-pub use mean::{
-    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KLDivergence, LossMetric,
-    MeanAbsoluteError, MeanSquaredError, RootMeanSquaredError, SparseCategoricalCrossentropy,
-};
-pub use top_k::{SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy};
+pub use auc::{Curve, SummationMethod};
+pub use mean::LossMetric;
 
 use crate::config;
 use crate::error::{Error, Result};
 use crate::losses::describe;
+use crate::registry::{Class, Config, Registry, registry};
 use phalanx_graph::{DType, Graph, NodeId, Op, Space, Type};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fmt::Debug;
+
+registry! {
+    /// Every metric that does not have the name of a loss, for one import.
+    pub mod classes;
+    const METRICS: dyn Metric = read;
+
+    accuracy {
+        BinaryAccuracy aliases ["binary_accuracy"],
+        CategoricalAccuracy aliases ["categorical_accuracy"],
+        SparseCategoricalAccuracy aliases ["sparse_categorical_accuracy"],
+    }
+    top_k {
+        TopKCategoricalAccuracy aliases ["top_k_categorical_accuracy"],
+        SparseTopKCategoricalAccuracy aliases ["sparse_top_k_categorical_accuracy"],
+    }
+    confusion { Precision aliases ["precision"], Recall aliases ["recall"] }
+    auc { AUC = read_auc aliases ["auc"] }
+}
+
+registry! {
+    /// Means over samples. Most have the name of a loss, so the prelude omits them.
+    pub mod means;
+    const MEANS: dyn Metric = read;
+
+    mean {
+        MeanSquaredError aliases ["mean_squared_error", "mse", "MSE"],
+        MeanAbsoluteError aliases ["mean_absolute_error", "mae", "MAE"],
+        RootMeanSquaredError aliases ["root_mean_squared_error"],
+        BinaryCrossentropy aliases ["binary_crossentropy", "bce", "BCE"],
+        CategoricalCrossentropy aliases ["categorical_crossentropy"],
+        SparseCategoricalCrossentropy aliases ["sparse_categorical_crossentropy"],
+        Huber aliases ["huber"],
+        KLDivergence aliases ["kl_divergence", "kld", "KLD"],
+        Hinge aliases ["hinge"],
+    }
+}
+
+const REGISTRY: Registry<dyn Metric> = Registry { kind: "metric", tables: &[METRICS, MEANS] };
 
 /// A metric and its options. The provided methods implement a weighted mean, which most metrics are.
 pub trait Metric: Debug + Send + Sync {
@@ -183,19 +216,10 @@ fn check_threshold(metric: &dyn Metric, argument: &str, threshold: f64) -> Resul
     Err(Error::argument(owner, argument, "a number from 0 to 1", threshold))
 }
 
-/// Adds the key that the configs of all metrics have.
-fn with_dtype(mut config: Map<String, Value>) -> Map<String, Value> {
-    config.insert("dtype".into(), "float32".into());
-    config
-}
-
-type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Metric>>;
-
-fn construct<M>(config: &Map<String, Value>) -> Result<Box<dyn Metric>>
+fn read<M>(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>>
 where
     M: Metric + Default + Serialize + DeserializeOwned + 'static,
 {
-    let class = M::default().class_name();
     let options = [
         ("axis", (-1).into()),
         ("ignore_class", Value::Null),
@@ -206,55 +230,21 @@ where
         ("num_labels", Value::Null),
         ("label_weights", Value::Null),
     ];
-    config::check_fixed_options(class, config, &options)?;
-    let metric: M = config::read(class, config)?;
+    config::check_fixed_options(class.name, config, &options)?;
+    let metric: M = config::read(class.name, config)?;
     metric.validate()?;
     Ok(Box::new(metric))
 }
 
-/// Class name, the names `compile` accepts, and constructor of every metric.
-const REGISTRY: &[(&str, &[&str], Constructor)] = &[
-    ("BinaryAccuracy", &["binary_accuracy"], construct::<BinaryAccuracy>),
-    ("CategoricalAccuracy", &["categorical_accuracy"], construct::<CategoricalAccuracy>),
-    (
-        "SparseCategoricalAccuracy",
-        &["sparse_categorical_accuracy"],
-        construct::<SparseCategoricalAccuracy>,
-    ),
-    (
-        "TopKCategoricalAccuracy",
-        &["top_k_categorical_accuracy"],
-        construct::<TopKCategoricalAccuracy>,
-    ),
-    (
-        "SparseTopKCategoricalAccuracy",
-        &["sparse_top_k_categorical_accuracy"],
-        construct::<SparseTopKCategoricalAccuracy>,
-    ),
-    ("Precision", &["precision"], construct::<Precision>),
-    ("Recall", &["recall"], construct::<Recall>),
-    ("AUC", &["auc"], |config| {
-        config::check_fixed_options("AUC", config, &[("thresholds", Value::Null)])?;
-        construct::<AUC>(config)
-    }),
-    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], construct::<MeanSquaredError>),
-    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], construct::<MeanAbsoluteError>),
-    ("RootMeanSquaredError", &["root_mean_squared_error"], construct::<RootMeanSquaredError>),
-    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], construct::<BinaryCrossentropy>),
-    (
-        "CategoricalCrossentropy",
-        &["categorical_crossentropy"],
-        construct::<CategoricalCrossentropy>,
-    ),
-    (
-        "SparseCategoricalCrossentropy",
-        &["sparse_categorical_crossentropy"],
-        construct::<SparseCategoricalCrossentropy>,
-    ),
-    ("Huber", &["huber"], construct::<Huber>),
-    ("KLDivergence", &["kl_divergence", "kld", "KLD"], construct::<KLDivergence>),
-    ("Hinge", &["hinge"], construct::<Hinge>),
-];
+fn read_auc(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>> {
+    config::check_fixed_options(class.name, config, &[("thresholds", Value::Null)])?;
+    read::<AUC>(class, config)
+}
+
+/// The class names that [`from_config`] knows.
+pub fn class_names() -> Vec<&'static str> {
+    REGISTRY.class_names()
+}
 
 /// Creates a metric by its Keras name, which is also the name it is reported under. `"accuracy"` (or `"acc"`)
 /// and `"crossentropy"` (or `"ce"`) select the binary, sparse or categorical variant: binary for predictions of
@@ -262,15 +252,16 @@ const REGISTRY: &[(&str, &[&str], Constructor)] = &[
 pub fn get(name: &str, target: &Type, prediction: &Type) -> Result<Box<dyn Metric>> {
     let binary = prediction.last() == 1;
     let sparse = target.dims.len() < prediction.dims.len();
-    let mut metric = match name.to_lowercase().as_str() {
-        "accuracy" | "acc" if binary => construct::<BinaryAccuracy>(&Map::new()),
-        "accuracy" | "acc" if sparse => construct::<SparseCategoricalAccuracy>(&Map::new()),
-        "accuracy" | "acc" => construct::<CategoricalAccuracy>(&Map::new()),
-        "crossentropy" | "ce" if binary => construct::<BinaryCrossentropy>(&Map::new()),
-        "crossentropy" | "ce" if sparse => construct::<SparseCategoricalCrossentropy>(&Map::new()),
-        "crossentropy" | "ce" => construct::<CategoricalCrossentropy>(&Map::new()),
-        _ => from_config(name, &Map::new()),
-    }?;
+    let class_name = match name.to_lowercase().as_str() {
+        "accuracy" | "acc" if binary => "BinaryAccuracy",
+        "accuracy" | "acc" if sparse => "SparseCategoricalAccuracy",
+        "accuracy" | "acc" => "CategoricalAccuracy",
+        "crossentropy" | "ce" if binary => "BinaryCrossentropy",
+        "crossentropy" | "ce" if sparse => "SparseCategoricalCrossentropy",
+        "crossentropy" | "ce" => "CategoricalCrossentropy",
+        _ => name,
+    };
+    let mut metric = from_config(class_name, &Map::new())?;
     metric.set_name(name);
     Ok(metric)
 }
@@ -283,18 +274,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 
 /// Creates a metric from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Metric>> {
-    let found =
-        REGISTRY.iter().find(|(c, names, _)| *c == class_name || names.contains(&class_name));
-    match found {
-        Some((_, _, construct)) => construct(config),
-        None => {
-            let names = REGISTRY.iter().flat_map(|(_, names, _)| *names);
-            let known = ["accuracy", "crossentropy"].iter().chain(names);
-            Err(Error::Unknown {
-                kind: "metric",
-                name: class_name.into(),
-                known: known.map(|n| n.to_string()).collect(),
-            })
-        }
-    }
+    let variants = ["accuracy", "crossentropy"];
+    let known = || variants.into_iter().chain(REGISTRY.aliases()).map(String::from).collect();
+    let class = REGISTRY.find(class_name, |class| class.has_name(class_name), known)?;
+    (class.read)(class, config)
 }

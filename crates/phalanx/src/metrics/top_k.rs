@@ -1,56 +1,27 @@
 //! Top-k accuracies: the fraction of samples whose label is among the `k` highest-scoring classes, that is,
 //! fewer than `k` classes score higher.
 
-use super::{Metric, check_labels, classes, mean_state, with_dtype};
-use crate::config;
+use super::{Metric, check_labels, classes, mean_state};
+use crate::config::options;
 use crate::error::{Error, Result};
+use crate::registry::keras_class;
 use phalanx_graph::{Graph, NodeId, Op};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// The fraction of samples whose target class is among the `k` highest-scoring classes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TopKCategoricalAccuracy {
-    /// The name it is reported under.
-    pub name: String,
-    /// The number of highest-scoring classes that count.
-    pub k: usize,
-}
-
-/// The fraction of samples whose label is among the `k` highest-scoring classes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SparseTopKCategoricalAccuracy {
-    /// The name it is reported under.
-    pub name: String,
-    /// The number of highest-scoring classes that count.
-    pub k: usize,
-}
-
-impl Default for TopKCategoricalAccuracy {
-    fn default() -> Self {
-        TopKCategoricalAccuracy { name: "top_k_categorical_accuracy".into(), k: 5 }
+options! {
+    /// The fraction of samples whose target class is among the `k` highest-scoring classes.
+    pub struct TopKCategoricalAccuracy {
+        name: "top_k_categorical_accuracy";
+        /// The number of highest-scoring classes that count.
+        k: usize = 5,
     }
 }
 
-impl Default for SparseTopKCategoricalAccuracy {
-    fn default() -> Self {
-        SparseTopKCategoricalAccuracy { name: "sparse_top_k_categorical_accuracy".into(), k: 5 }
-    }
-}
-
-impl TopKCategoricalAccuracy {
-    /// The number of highest-scoring classes that count.
-    pub fn k(mut self, k: usize) -> Self {
-        self.k = k;
-        self
-    }
-}
-
-impl SparseTopKCategoricalAccuracy {
-    /// The number of highest-scoring classes that count.
-    pub fn k(mut self, k: usize) -> Self {
-        self.k = k;
-        self
+options! {
+    /// The fraction of samples whose label is among the `k` highest-scoring classes.
+    pub struct SparseTopKCategoricalAccuracy {
+        name: "sparse_top_k_categorical_accuracy";
+        /// The number of highest-scoring classes that count.
+        k: usize = 5,
     }
 }
 
@@ -62,21 +33,7 @@ fn check_k(metric: &dyn Metric, k: usize) -> Result<()> {
 }
 
 impl Metric for TopKCategoricalAccuracy {
-    fn class_name(&self) -> &'static str {
-        "TopKCategoricalAccuracy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_dtype(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
+    keras_class!("TopKCategoricalAccuracy", name);
 
     fn validate(&self) -> Result<()> {
         check_k(self, self.k)
@@ -96,21 +53,7 @@ impl Metric for TopKCategoricalAccuracy {
 }
 
 impl Metric for SparseTopKCategoricalAccuracy {
-    fn class_name(&self) -> &'static str {
-        "SparseTopKCategoricalAccuracy"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        with_dtype(config::write(self))
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
+    keras_class!("SparseTopKCategoricalAccuracy", name);
 
     fn validate(&self) -> Result<()> {
         check_k(self, self.k)

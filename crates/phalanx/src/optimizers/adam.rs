@@ -3,87 +3,38 @@
 //! `m = β₁ m + (1 - β₁) g`, `v = β₂ v + (1 - β₂) g²`, `w -= α m / (√v + ε)` with
 //! `α = lr √(1 - β₂ᵗ) / (1 - β₁ᵗ)`. With `amsgrad` the largest `v` so far stands for `v`.
 
-use super::{Common, Optimizer, check_beta, zeros};
-use crate::config;
+use super::{Common, Optimizer, OptimizerExt, check_beta, zeros};
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Adam.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Adam {
-    /// The options that all optimizers share.
-    #[serde(flatten)]
-    pub common: Common,
-    /// The decay rate of the average gradient.
-    pub beta_1: f64,
-    /// The decay rate of the average squared gradient.
-    pub beta_2: f64,
-    /// A small constant that prevents a division by zero.
-    pub epsilon: f64,
-    /// Whether the largest average square so far is used.
-    pub amsgrad: bool,
-}
-
-impl Default for Adam {
-    fn default() -> Self {
-        let common = Common::new("adam", 0.001);
-        Adam { common, beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7, amsgrad: false }
+options! {
+    /// Adam.
+    pub struct Adam {
+        common: Common::new("adam", 0.001);
+        /// The decay rate of the average gradient.
+        beta_1: f64 = 0.9,
+        /// The decay rate of the average squared gradient.
+        beta_2: f64 = 0.999,
+        /// A small constant that prevents a division by zero.
+        epsilon: f64 = 1e-7,
+        /// Whether the largest average square so far is used.
+        amsgrad: bool = false,
     }
 }
 
 impl Adam {
     /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
-        let mut adam = Adam::default();
-        adam.common.learning_rate = learning_rate.into();
-        adam
-    }
-
-    /// The decay rate of the average gradient.
-    pub fn beta_1(mut self, beta_1: f64) -> Self {
-        self.beta_1 = beta_1;
-        self
-    }
-
-    /// The decay rate of the average squared gradient.
-    pub fn beta_2(mut self, beta_2: f64) -> Self {
-        self.beta_2 = beta_2;
-        self
-    }
-
-    /// A small constant that prevents a division by zero.
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.epsilon = epsilon;
-        self
-    }
-
-    /// Whether the largest average square so far is used.
-    pub fn amsgrad(mut self, amsgrad: bool) -> Self {
-        self.amsgrad = amsgrad;
-        self
+        Adam::default().learning_rate(learning_rate)
     }
 }
 
 impl Optimizer for Adam {
-    fn class_name(&self) -> &'static str {
-        "Adam"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("Adam", common);
 
     fn slots(&self) -> Vec<Slot> {
         let mut slots = vec![zeros("momentum"), zeros("velocity")];

@@ -1,7 +1,7 @@
 //! AdamW: [`Adam`] with weight decay on by default (0.004). In Keras, and so here, the decay of
 //! every optimizer is decoupled from the gradient, `w -= lr · weight_decay · w`.
 
-use super::{Adam, Common, Optimizer};
+use super::{Adam, Common, Optimizer, OptimizerExt};
 use crate::error::Result;
 use crate::schedules::LearningRate;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
@@ -27,9 +27,7 @@ impl Default for AdamW {
 impl AdamW {
     /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
-        let mut adamw = AdamW::default();
-        adamw.adam.common.learning_rate = learning_rate.into();
-        adamw
+        AdamW::default().learning_rate(learning_rate)
     }
 
     /// The decay rate of the average gradient.

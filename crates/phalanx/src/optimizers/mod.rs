@@ -22,23 +22,34 @@ mod nadam;
 mod rmsprop;
 mod sgd;
 
-pub use adagrad::Adagrad;
-pub use adam::Adam;
-pub use adamw::AdamW;
-pub use lion::Lion;
-pub use loss_scale::{LossScaleOptimizer, Scaling};
-pub use nadam::Nadam;
-pub use rmsprop::RMSprop;
-pub use sgd::SGD;
+pub use loss_scale::Scaling;
 
 use crate::config;
 use crate::error::{Error, Result};
+use crate::registry::{Class, Config, Registry, registry};
 use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::update::{Clip, Reg, RuleBuilder, Slot, SlotInit, UpdateRule};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
+
+registry! {
+    /// Every optimizer, for one import.
+    pub mod classes;
+    const OPTIMIZERS: dyn Optimizer = read;
+
+    sgd { SGD }
+    adam { Adam }
+    adamw { AdamW }
+    rmsprop { RMSprop }
+    adagrad { Adagrad }
+    nadam { Nadam }
+    lion { Lion }
+    loss_scale { LossScaleOptimizer = read_loss_scale }
+}
+
+const REGISTRY: Registry<dyn Optimizer> = Registry { kind: "optimizer", tables: &[OPTIMIZERS] };
 
 /// The options that all optimizers share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -304,28 +315,23 @@ fn check_beta(owner: &str, argument: &str, value: f64) -> Result<()> {
     Err(Error::argument(owner, argument, "a number from 0 to below 1", value))
 }
 
-type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Optimizer>>;
-
-fn construct<O>(config: &Map<String, Value>) -> Result<Box<dyn Optimizer>>
+fn read<O>(class: &Class<dyn Optimizer>, config: &Config) -> Result<Box<dyn Optimizer>>
 where
     O: Optimizer + Default + Serialize + DeserializeOwned + 'static,
 {
-    let optimizer: O = config::read(O::default().class_name(), config)?;
+    let optimizer: O = config::read(class.name, config)?;
     optimizer.validate()?;
     Ok(Box::new(optimizer))
 }
 
-/// Class name and constructor of every optimizer.
-const REGISTRY: &[(&str, Constructor)] = &[
-    ("SGD", construct::<SGD>),
-    ("Adam", construct::<Adam>),
-    ("AdamW", construct::<AdamW>),
-    ("RMSprop", construct::<RMSprop>),
-    ("Adagrad", construct::<Adagrad>),
-    ("Nadam", construct::<Nadam>),
-    ("Lion", construct::<Lion>),
-    ("LossScaleOptimizer", LossScaleOptimizer::read),
-];
+fn read_loss_scale(_: &Class<dyn Optimizer>, config: &Config) -> Result<Box<dyn Optimizer>> {
+    LossScaleOptimizer::read(config)
+}
+
+/// The class names that [`from_config`] knows.
+pub fn class_names() -> Vec<&'static str> {
+    REGISTRY.class_names()
+}
 
 /// Creates an optimizer by its Keras name, in any case: `"adam"`, `"SGD"`, ….
 pub fn get(name: &str) -> Result<Box<dyn Optimizer>> {
@@ -334,12 +340,8 @@ pub fn get(name: &str) -> Result<Box<dyn Optimizer>> {
 
 /// Creates an optimizer from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Optimizer>> {
-    match REGISTRY.iter().find(|(class, _)| class.eq_ignore_ascii_case(class_name)) {
-        Some((_, construct)) => construct(config),
-        None => Err(Error::Unknown {
-            kind: "optimizer",
-            name: class_name.into(),
-            known: REGISTRY.iter().map(|(class, _)| class.to_lowercase()).collect(),
-        }),
-    }
+    let known = || class_names().into_iter().map(str::to_lowercase).collect();
+    let named = |class: &Class<_>| class.name.eq_ignore_ascii_case(class_name);
+    let class = REGISTRY.find(class_name, named, known)?;
+    (class.read)(class, config)
 }

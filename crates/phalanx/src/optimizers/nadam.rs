@@ -4,63 +4,34 @@
 //! `m̂ = uₜ₊₁ m / (1 - Pₜ₊₁) + (1 - uₜ) g / (1 - Pₜ)`, `v̂ = v / (1 - β₂ᵗ)`,
 //! `w -= lr · m̂ / (√v̂ + ε)`.
 
-use super::{Common, Optimizer, check_beta, zeros};
-use crate::config;
+use super::{Common, Optimizer, OptimizerExt, check_beta, zeros};
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::ops::Unary;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// From this step on, `1 - 0.96ᵗ / 2` is 1 in f64.
 const CONVERGED_STEP: u64 = 1000;
 
-/// Adam with Nesterov momentum.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Nadam {
-    /// The options that all optimizers share.
-    #[serde(flatten)]
-    pub common: Common,
-    /// The decay rate of the average gradient.
-    pub beta_1: f64,
-    /// The decay rate of the average squared gradient.
-    pub beta_2: f64,
-    /// A small constant that prevents a division by zero.
-    pub epsilon: f64,
-}
-
-impl Default for Nadam {
-    fn default() -> Self {
-        let common = Common::new("nadam", 0.001);
-        Nadam { common, beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7 }
+options! {
+    /// Adam with Nesterov momentum.
+    pub struct Nadam {
+        common: Common::new("nadam", 0.001);
+        /// The decay rate of the average gradient.
+        beta_1: f64 = 0.9,
+        /// The decay rate of the average squared gradient.
+        beta_2: f64 = 0.999,
+        /// A small constant that prevents a division by zero.
+        epsilon: f64 = 1e-7,
     }
 }
 
 impl Nadam {
     /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
-        let mut nadam = Nadam::default();
-        nadam.common.learning_rate = learning_rate.into();
-        nadam
-    }
-
-    /// The decay rate of the average gradient.
-    pub fn beta_1(mut self, beta_1: f64) -> Self {
-        self.beta_1 = beta_1;
-        self
-    }
-
-    /// The decay rate of the average squared gradient.
-    pub fn beta_2(mut self, beta_2: f64) -> Self {
-        self.beta_2 = beta_2;
-        self
-    }
-
-    /// A small constant that prevents a division by zero.
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.epsilon = epsilon;
-        self
+        Nadam::default().learning_rate(learning_rate)
     }
 
     /// `uₜ` and `Pₜ`, computed from the step alone, so that training can resume at any step. It takes a
@@ -77,21 +48,7 @@ impl Nadam {
 }
 
 impl Optimizer for Nadam {
-    fn class_name(&self) -> &'static str {
-        "Nadam"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("Nadam", common);
 
     fn slots(&self) -> Vec<Slot> {
         vec![zeros("momentum"), zeros("velocity")]

@@ -4,68 +4,33 @@
 //! average gradient `a = ρ a + (1 - ρ) g` is taken from `v` in the root; with momentum
 //! `m = momentum · m + d`, `w -= m`.
 
-use super::{Common, Optimizer, check_fraction, zeros};
-use crate::config;
+use super::{Common, Optimizer, OptimizerExt, check_fraction, zeros};
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::ops::Unary;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// RMSprop.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RMSprop {
-    /// The options that all optimizers share.
-    #[serde(flatten)]
-    pub common: Common,
-    /// The decay rate of the averages.
-    pub rho: f64,
-    /// The fraction of the last update that is kept.
-    pub momentum: f64,
-    /// A small constant that prevents a division by zero.
-    pub epsilon: f64,
-    /// Whether to divide by the standard deviation instead of the root mean square.
-    pub centered: bool,
-}
-
-impl Default for RMSprop {
-    fn default() -> Self {
-        let common = Common::new("rmsprop", 0.001);
-        RMSprop { common, rho: 0.9, momentum: 0.0, epsilon: 1e-7, centered: false }
+options! {
+    /// RMSprop.
+    pub struct RMSprop {
+        common: Common::new("rmsprop", 0.001);
+        /// The decay rate of the averages.
+        rho: f64 = 0.9,
+        /// The fraction of the last update that is kept.
+        momentum: f64 = 0.0,
+        /// A small constant that prevents a division by zero.
+        epsilon: f64 = 1e-7,
+        /// Whether to divide by the standard deviation instead of the root mean square.
+        centered: bool = false,
     }
 }
 
 impl RMSprop {
     /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
-        let mut rmsprop = RMSprop::default();
-        rmsprop.common.learning_rate = learning_rate.into();
-        rmsprop
-    }
-
-    /// The decay rate of the averages.
-    pub fn rho(mut self, rho: f64) -> Self {
-        self.rho = rho;
-        self
-    }
-
-    /// The fraction of the last update that is kept.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    /// A small constant that prevents a division by zero.
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.epsilon = epsilon;
-        self
-    }
-
-    /// Whether to divide by the standard deviation instead of the root mean square.
-    pub fn centered(mut self, centered: bool) -> Self {
-        self.centered = centered;
-        self
+        RMSprop::default().learning_rate(learning_rate)
     }
 
     fn has_momentum(&self) -> bool {
@@ -74,21 +39,7 @@ impl RMSprop {
 }
 
 impl Optimizer for RMSprop {
-    fn class_name(&self) -> &'static str {
-        "RMSprop"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("RMSprop", common);
 
     fn slots(&self) -> Vec<Slot> {
         let mut slots = vec![zeros("velocity")];

@@ -4,69 +4,33 @@
 //! - momentum: `m = momentum · m - lr · g`, `w += m`
 //! - Nesterov: the same `m`, `w += momentum · m - lr · g`
 
-use super::{Common, Optimizer, check_fraction, zeros};
-use crate::config;
+use super::{Common, Optimizer, OptimizerExt, check_fraction, zeros};
+use crate::config::options;
 use crate::error::Result;
+use crate::registry::keras_class;
 use crate::schedules::LearningRate;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// Stochastic gradient descent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SGD {
-    /// The options that all optimizers share.
-    #[serde(flatten)]
-    pub common: Common,
-    /// The fraction of the last update that is kept.
-    pub momentum: f64,
-    /// Whether to look ahead along the momentum.
-    pub nesterov: bool,
-}
-
-impl Default for SGD {
-    fn default() -> Self {
-        SGD { common: Common::new("SGD", 0.01), momentum: 0.0, nesterov: false }
+options! {
+    /// Stochastic gradient descent.
+    pub struct SGD {
+        common: Common::new("SGD", 0.01);
+        /// The fraction of the last update that is kept.
+        momentum: f64 = 0.0,
+        /// Whether to look ahead along the momentum.
+        nesterov: bool = false,
     }
 }
 
 impl SGD {
     /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
-        let mut sgd = SGD::default();
-        sgd.common.learning_rate = learning_rate.into();
-        sgd
-    }
-
-    /// The fraction of the last update that is kept.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    /// Whether to look ahead along the momentum.
-    pub fn nesterov(mut self, nesterov: bool) -> Self {
-        self.nesterov = nesterov;
-        self
+        SGD::default().learning_rate(learning_rate)
     }
 }
 
 impl Optimizer for SGD {
-    fn class_name(&self) -> &'static str {
-        "SGD"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut Common {
-        &mut self.common
-    }
+    keras_class!("SGD", common);
 
     fn slots(&self) -> Vec<Slot> {
         if self.momentum == 0.0 { vec![] } else { vec![zeros("momentum")] }

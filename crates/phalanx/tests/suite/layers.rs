@@ -202,16 +202,6 @@ fn configs_match_keras() {
 }
 
 #[test]
-fn every_class_has_a_fixture() {
-    let fixtures = fixtures();
-    let seen: Vec<&str> =
-        fixtures.iter().flat_map(Fixture::cases).map(|c| c.class_name()).collect();
-    for name in class_names() {
-        assert!(seen.contains(&name), "{name}");
-    }
-}
-
-#[test]
 fn initializers_have_keras_statistics() {
     for (stream, case) in Fixture::load("initializers").cases().enumerate() {
         let saved = json!({

@@ -19,6 +19,7 @@ mod metrics;
 mod mnist;
 mod optimizers;
 mod plots;
+mod registry;
 mod replicas;
 mod resume;
 mod tensorboard;

@@ -6,6 +6,7 @@ mod proto;
 
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, Frequency, View};
+use crate::config::setters;
 use crate::error::{Error, Result};
 use events::{EventFile, new_name, now};
 use proto::Message;
@@ -69,29 +70,16 @@ impl TensorBoard {
         }
     }
 
-    /// The number of epochs between histograms of the weights; 0 for none.
-    pub fn histogram_freq(mut self, epochs: usize) -> TensorBoard {
-        self.histogram_freq = epochs;
-        self
-    }
-
-    /// Whether to write the graph of the model; true by default.
-    pub fn write_graph(mut self, write: bool) -> TensorBoard {
-        self.write_graph = write;
-        self
-    }
-
-    /// Whether to write the training steps per second of every logged epoch and batch.
-    pub fn write_steps_per_second(mut self, write: bool) -> TensorBoard {
-        self.write_steps_per_second = write;
-        self
-    }
-
-    /// `"epoch"`, `"batch"`, or the number of batches after which `batch_<metric>` is also written, at the
-    /// training step.
-    pub fn update_freq(mut self, frequency: impl Into<Frequency>) -> TensorBoard {
-        self.update_freq = frequency.into();
-        self
+    setters! {
+        /// The number of epochs between histograms of the weights; 0 for none.
+        histogram_freq: usize,
+        /// Whether to write the graph of the model; true by default.
+        write_graph: bool,
+        /// Whether to write the training steps per second of every logged epoch and batch.
+        write_steps_per_second: bool,
+        /// `"epoch"`, `"batch"`, or the number of batches after which `batch_<metric>` is also written, at the
+        /// training step.
+        update_freq: impl Into<Frequency>,
     }
 
     /// The path of a file of the run. Creates its directory if necessary.

@@ -4,12 +4,11 @@
 use super::super::support::{DataFormat, check_at_least_one};
 use super::resize::{Resampling, aspect_window, resize};
 use super::{float_image, window};
-use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Crops the center of an image.
 ///
@@ -57,13 +56,7 @@ pub(super) fn center(
 }
 
 impl Layer for CenterCrop {
-    fn class_name(&self) -> &'static str {
-        "CenterCrop"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("CenterCrop");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];

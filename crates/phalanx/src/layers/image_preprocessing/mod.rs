@@ -5,27 +5,20 @@
 //! depend on the number of replicas. Keras' `seed` is kept in the config but not used.
 
 mod affine;
-mod center_crop;
+pub(super) mod center_crop;
 mod factor;
-mod random_contrast;
-mod random_crop;
-mod random_flip;
-mod random_rotation;
-mod random_translation;
-mod random_zoom;
+pub(super) mod random_contrast;
+pub(super) mod random_crop;
+pub(super) mod random_flip;
+pub(super) mod random_rotation;
+pub(super) mod random_translation;
+pub(super) mod random_zoom;
 mod resize;
-mod resizing;
+pub(super) mod resizing;
 
-pub use center_crop::CenterCrop;
 pub use factor::Factor;
-pub use random_contrast::RandomContrast;
-pub use random_crop::RandomCrop;
-pub use random_flip::{FlipMode, RandomFlip};
-pub use random_rotation::RandomRotation;
-pub use random_translation::RandomTranslation;
-pub use random_zoom::RandomZoom;
+pub use random_flip::FlipMode;
 pub use resize::Resampling;
-pub use resizing::Resizing;
 
 use super::support::image;
 use crate::error::Result;

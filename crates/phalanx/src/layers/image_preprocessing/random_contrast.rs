@@ -1,9 +1,9 @@
 //! `y = clip((x - mean) · f + mean)` with the mean of each channel of each image and a random `f` for each
 //! image, in training; otherwise the identity. The output has the shape of the input.
 
-use super::super::support::{DataFormat, setters};
+use super::super::support::DataFormat;
 use super::{Factor, float_image, uniform};
-use crate::config;
+use crate::config::{self, setters};
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;

@@ -1,17 +1,17 @@
 //! Random crop: `(batch, h, w, c)` becomes `(batch, height, width, c)`. In training the window is random for
 //! each sample; otherwise it is the center. If the image is too small, it is resized as by `CenterCrop`.
 
-use super::super::support::{DataFormat, setters};
+use super::super::support::DataFormat;
 use super::affine::{Affine, IDENTITY, pixel_geometry, sample};
 use super::center_crop::{center, check_size};
 use super::{float_image, uniform};
-use crate::config;
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Crops a random window of each image in training, else the center.
 ///
@@ -44,13 +44,7 @@ impl RandomCrop {
 }
 
 impl Layer for RandomCrop {
-    fn class_name(&self) -> &'static str {
-        "RandomCrop"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("RandomCrop");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];

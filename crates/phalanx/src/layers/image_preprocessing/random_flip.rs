@@ -4,17 +4,17 @@
 //! With both directions, each is decided independently, as in Keras' documentation (Keras 3.15 itself flips
 //! both ways or neither).
 
-use super::super::support::{DataFormat, setters};
+use super::super::support::DataFormat;
 use super::affine::{Affine, IDENTITY, pixel_geometry, sample};
 use super::{float_image, uniform};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
-use crate::config;
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Binary;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// The directions in which images are flipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,13 +72,7 @@ impl RandomFlip {
 }
 
 impl Layer for RandomFlip {
-    fn class_name(&self) -> &'static str {
-        "RandomFlip"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("RandomFlip");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let mode = *self.mode.get()?;

@@ -1,13 +1,13 @@
 //! Rotation of images about their center by random angles, in training; otherwise the identity. The output has
 //! the shape of the input.
 
-use super::super::support::{DataFormat, setters};
+use super::super::support::DataFormat;
 use super::super::up_sampling2d::Interpolation;
 use super::affine::{Affine, SamplingOptions, sample};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image, uniform};
 use crate::by_name::ByName;
-use crate::config;
+use crate::config::{self, setters};
 use crate::data::FillMode;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};

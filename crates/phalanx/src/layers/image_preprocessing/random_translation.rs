@@ -1,18 +1,18 @@
 //! Translation of images down and to the right by random fractions of their size, in training; otherwise the
 //! identity. The output has the shape of the input.
 
-use super::super::support::{DataFormat, setters};
+use super::super::support::DataFormat;
 use super::super::up_sampling2d::Interpolation;
 use super::affine::{Affine, IDENTITY, SamplingOptions};
 use super::{Factor, float_image};
 use crate::by_name::ByName;
-use crate::config;
+use crate::config::setters;
 use crate::data::FillMode;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Randomly translates images in training.
 ///
@@ -77,13 +77,7 @@ impl RandomTranslation {
 }
 
 impl Layer for RandomTranslation {
-    fn class_name(&self) -> &'static str {
-        "RandomTranslation"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("RandomTranslation");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let down = self.height_factor.within_unit(cx, "height_factor")?;

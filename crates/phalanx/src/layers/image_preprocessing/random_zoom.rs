@@ -1,19 +1,19 @@
 //! Zoom of images about their center by random factors, in training; otherwise the identity. The output has the
 //! shape of the input.
 
-use super::super::support::{DataFormat, setters};
+use super::super::support::DataFormat;
 use super::super::up_sampling2d::Interpolation;
 use super::affine::{Affine, IDENTITY, SamplingOptions};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image};
 use crate::by_name::ByName;
-use crate::config;
+use crate::config::setters;
 use crate::data::FillMode;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// Randomly zooms images in training.
 ///
@@ -81,13 +81,7 @@ fn checked_ends(cx: &LayerContext<'_>, argument: &str, factor: Factor) -> Result
 }
 
 impl Layer for RandomZoom {
-    fn class_name(&self) -> &'static str {
-        "RandomZoom"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("RandomZoom");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let height = checked_ends(cx, "height_factor", self.height_factor)?;

@@ -4,17 +4,17 @@
 //! By default the aspect ratio changes with the size. Optionally the image is first cropped or padded to the
 //! new aspect ratio.
 
-use super::super::support::{DataFormat, check_countable, check_finite, setters};
+use super::super::support::{DataFormat, check_countable, check_finite};
 use super::center_crop::check_size;
 use super::resize::{Resampling, aspect_window, resize, scaled_length};
 use super::{float_image, window};
 use crate::by_name::ByName;
-use crate::config;
+use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
+use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 /// How images are padded to the new aspect ratio. Keras has only one mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,13 +114,7 @@ impl Resizing {
 }
 
 impl Layer for Resizing {
-    fn class_name(&self) -> &'static str {
-        "Resizing"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        config::write(self)
-    }
+    keras_class!("Resizing");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];

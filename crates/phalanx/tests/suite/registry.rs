@@ -1,0 +1,92 @@
+//! The tables of layers, losses, metrics and optimizers, against the classes in Keras' fixtures.
+
+use crate::common::Fixture;
+use phalanx::{layers, losses, metrics, optimizers};
+use serde_json::{Map, Value};
+
+type Config = Map<String, Value>;
+
+/// The metric that Keras knows only as a function, `huber`.
+const NOT_IN_KERAS: (&str, &[&str]) = ("Huber", METRIC_FIXTURES);
+const METRIC_FIXTURES: &[&str] = &["metrics"];
+
+/// A family of classes.
+struct Family {
+    /// The names in its table.
+    classes: Vec<&'static str>,
+    /// The fixtures of its classes.
+    fixtures: &'static [&'static str],
+    /// Reads a config; returns the object's class name and the config that it writes.
+    rewrite: fn(&str, &Config) -> (&'static str, Config),
+}
+
+fn families() -> [Family; 4] {
+    [
+        Family {
+            classes: layers::class_names(),
+            fixtures: &["layers", "image_layers"],
+            rewrite: |class, config| {
+                let layer = layers::from_config(class, config.clone()).unwrap();
+                (layer.class_name(), layer.config())
+            },
+        },
+        Family {
+            classes: losses::class_names(),
+            fixtures: &["losses"],
+            rewrite: |class, config| {
+                let loss = losses::from_config(class, config).unwrap();
+                (loss.class_name(), loss.config())
+            },
+        },
+        Family {
+            classes: metrics::class_names(),
+            fixtures: METRIC_FIXTURES,
+            rewrite: |class, config| {
+                let metric = metrics::from_config(class, config).unwrap();
+                (metric.class_name(), metric.config())
+            },
+        },
+        Family {
+            classes: optimizers::class_names(),
+            fixtures: &["optimizers", "loss_scale"],
+            rewrite: |class, config| {
+                let optimizer = optimizers::from_config(class, config).unwrap();
+                (optimizer.class_name(), optimizer.config())
+            },
+        },
+    ]
+}
+
+#[test]
+fn every_class_has_keras_name_and_its_config_round_trips() {
+    for family in families() {
+        let fixtures: Vec<Fixture> = family.fixtures.iter().copied().map(Fixture::load).collect();
+        for class in family.classes {
+            let cases = fixtures.iter().flat_map(Fixture::cases);
+            let mut configs: Vec<Config> = cases
+                .filter(|case| case.class_name() == class)
+                .map(|case| case.config().clone())
+                .collect();
+            if (class, family.fixtures) == NOT_IN_KERAS {
+                configs.push(Config::new());
+            }
+            assert!(!configs.is_empty(), "{class} has no case in tests/fixtures");
+            for config in configs {
+                let (name, config) = (family.rewrite)(class, &config);
+                assert_eq!(name, class);
+                assert_eq!((family.rewrite)(class, &config), (name, config));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_name_is_listed_once() {
+    for family in families() {
+        let mut names = family.classes.clone();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), family.classes.len(), "{:?}", family.classes);
+    }
+    assert!(layers::class_names().is_sorted());
+}
