@@ -2,25 +2,20 @@
 //! [`mod@reference`] module is a plain f64 evaluator that the tests compare everything with.
 #![deny(missing_docs)]
 
-mod async_reduce;
+mod collectives;
 mod compute;
-mod denormals;
 mod executor;
 pub mod kernels;
 mod memory;
-mod pool;
-mod process_collectives;
 pub mod reference;
-mod sharded_dense;
 pub mod simd;
-mod spatial_split;
-mod update;
+mod threads;
 mod worker;
 
+pub use collectives::process_collectives::overlap_enabled;
 pub use executor::{CpuExecutor, CpuOptions, memory_plan};
 pub use memory::{available_memory, free_memory, physical_memory};
-pub use pool::{cores, restricted_cores, share_cores, usable_cores};
-pub use process_collectives::overlap_enabled;
+pub use threads::{cores, restricted_cores, share_cores, usable_cores};
 
 /// Whether the kernels are compiled with optimisation. Without it they are about forty times slower.
 pub const OPTIMIZED: bool = !matches!(env!("PHALANX_CPU_OPT_LEVEL").as_bytes(), b"0");
