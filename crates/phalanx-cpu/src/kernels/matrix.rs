@@ -146,7 +146,7 @@ impl<'a> MatrixMut<'a> {
 }
 
 /// What follows a product: `y + bias`, then the maximum with 0.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a> {
     /// A number to add to each column, if any.
     pub bias: Option<&'a [f32]>,
