@@ -5,12 +5,17 @@
 
 use std::time::Instant;
 
-use phalanx_cpu::kernels::{conv, dot};
+use phalanx_cpu::kernels::conv::{self, Conv};
+use phalanx_cpu::kernels::dot;
+use phalanx_cpu::kernels::matrix::{Epilogue, MatrixMut, MatrixRef};
 use phalanx_cpu::simd::Isa;
 use phalanx_graph::{ConvGeom, Padding, Window};
 
 /// Seconds spent on each measurement.
 const SECONDS: f64 = 0.15;
+
+/// The epilogue of a layer without bias.
+const RELU: Epilogue<'_> = Epilogue { bias: None, relu: true };
 
 /// Floats aligned to a cache line, like the executor's buffers.
 struct Buffer(Vec<f32>, usize);
@@ -65,6 +70,7 @@ fn bench_conv(
     let mut w = Buffer::new(geom.kernel_dims().iter().product());
     let (x, y, w) = (x.get(), y.get(), w.get());
     let macs = rows * geom.macs();
+    let [from, to] = [geom.input, geom.output].map(|[height, width, _]| rows * height * width);
     let passes = [conv::Pass::Forward, conv::Pass::GradInput, conv::Pass::GradKernel];
     let chosen = passes.map(|pass| conv::Method::choose(&geom, pass, rows));
     for method in [conv::Method::Direct, conv::Method::Winograd2, conv::Method::Winograd4] {
@@ -74,13 +80,22 @@ fn bench_conv(
         let needed = passes.map(|pass| conv::scratch_len(method, &geom, pass));
         let mut scratch = Buffer::new(needed.into_iter().max().unwrap_or(0));
         let room = scratch.get();
+        let conv = Conv { isa, method, geom: &geom, rows };
         let speeds = [
             speed(macs, || {
-                conv::forward(isa, method, &geom, rows, x, cin, w, None, true, y, cout, room);
+                let (x, y) =
+                    (MatrixRef::contiguous(x, from, cin), MatrixMut::contiguous(y, to, cout));
+                conv.forward(x, w, RELU, y, room);
             }),
-            speed(macs, || conv::grad_input(isa, method, &geom, rows, y, cout, w, x, cin, room)),
             speed(macs, || {
-                conv::grad_kernel(isa, method, &geom, rows, x, cin, y, cout, w, room);
+                let (y, x) =
+                    (MatrixRef::contiguous(y, to, cout), MatrixMut::contiguous(x, from, cin));
+                conv.grad_input(y, w, x, room);
+            }),
+            speed(macs, || {
+                let (x, y) =
+                    (MatrixRef::contiguous(x, from, cin), MatrixRef::contiguous(y, to, cout));
+                conv.grad_kernel(x, y, w, room);
             }),
         ];
         let name = format!("{rows} x {size}x{size} {cin}->{cout} {kernel}x{kernel}/{stride}");
@@ -94,9 +109,18 @@ fn bench_dot(isa: Isa, [m, k, n]: [usize; 3]) {
     let (x, y, w, room) = (x.get(), y.get(), w.get(), scratch.get());
     let macs = m * k * n;
     let speeds = [
-        speed(macs, || dot::forward(isa, m, k, n, x, k, w, None, true, y, n, room)),
-        speed(macs, || dot::grad_input(isa, m, k, n, y, n, w, x, k, room)),
-        speed(macs, || dot::grad_weight(isa, m, k, n, x, k, y, n, 0..k, w)),
+        speed(macs, || {
+            let (x, w) = (MatrixRef::contiguous(x, m, k), MatrixRef::contiguous(w, k, n));
+            dot::forward(isa, x, w, RELU, MatrixMut::contiguous(y, m, n), room);
+        }),
+        speed(macs, || {
+            let (y, w) = (MatrixRef::contiguous(y, m, n), MatrixRef::contiguous(w, k, n));
+            dot::grad_input(isa, y, w, MatrixMut::contiguous(x, m, k), room);
+        }),
+        speed(macs, || {
+            let (x, y) = (MatrixRef::contiguous(x, m, k), MatrixRef::contiguous(y, m, n));
+            dot::grad_weight(isa, x, y, MatrixMut::contiguous(w, k, n));
+        }),
     ];
     print(&format!("dense {m}x{k}x{n}"), speeds, [true; 3]);
 }

@@ -1,9 +1,9 @@
 //! The backend of CPU devices.
 
+use crate::collectives::process_collectives::overlap_enabled;
 use crate::executor::{CpuExecutor, CpuOptions, memory_plan, workers_per_device};
 use crate::memory::{available_memory, physical_memory};
 use crate::optimized::{OPTIMIZED, warn_if_slow};
-use crate::process_collectives::overlap_enabled;
 use crate::simd::Isa;
 use phalanx_distributed::transport::DeviceTransport;
 use phalanx_exec::{

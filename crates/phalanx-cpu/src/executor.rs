@@ -1,16 +1,18 @@
 //! The CPU executor: devices with mirrored parameters, workers with their memory, loaded programs.
 
 mod consistency;
+mod fetches;
+mod memory;
 mod memory_requirements;
 
-use self::memory_requirements::{MemoryRequirements, tape_plans, unsupported_reason};
+use self::fetches::Fetches;
+use self::memory_requirements::{MemoryRequirements, ProcessBytes, tape_plans, unsupported_reason};
+use crate::collectives::process_collectives::{self, FusedCollective, ProcessCollectives};
+use crate::collectives::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::kernels::elementwise::TapePlan;
-use crate::memory::{Buffer, Heap};
-use crate::pool::{Barrier, Pool, Team, pinning_enabled, usable_cores};
-use crate::process_collectives::{self, FusedCollective, ProcessCollectives};
 use crate::simd::Isa;
-use crate::update::{MAX_SCALARS, MAX_SLOTS};
-use crate::worker::{self, Run};
+use crate::threads::{Barrier, Pool, Team, pinning_enabled, usable_cores};
+use crate::worker::{self, Outcome, Run};
 use phalanx_exec::{
     Batch, Cluster, ExecError, Executor, LocalShard, ProcessFlags, Profiling, ProgramId,
     ResidentData, Staging, StateId, StepTimes, check_own_batch, check_program, check_slots,
@@ -20,10 +22,9 @@ use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
 use phalanx_graph::{ParamId, ParamSpec};
 use std::sync::Arc;
 
+pub(crate) use self::fetches::FetchPtr;
+pub(crate) use self::memory::{DeviceMemory, ExecutorMemory, FlatLayout, WorkerMemory, grow};
 pub use self::memory_requirements::memory_plan;
-
-/// Alignment of parameters in the flat layout, in floats. It keeps slices aligned.
-const PARAM_ALIGN: usize = 16;
 
 /// Maximum number of workers of an executor: more threads than any machine has cores.
 const MAX_WORKERS: usize = 1 << 14;
@@ -45,55 +46,6 @@ pub struct CpuOptions {
 pub(crate) fn workers_per_device(devices: usize, requested: usize) -> usize {
     let workers = if requested == 0 { usable_cores() / devices.max(1) } else { requested };
     workers.clamp(1, worker::MAX_WORKERS_PER_DEVICE)
-}
-
-/// The offset of each parameter in a flat buffer, in floats.
-pub(crate) struct FlatLayout {
-    pub offsets: Vec<usize>,
-    pub len: usize,
-}
-
-impl FlatLayout {
-    /// `None` if the total size exceeds the address space.
-    fn new(params: &[ParamSpec]) -> Option<FlatLayout> {
-        let mut offsets = Vec::with_capacity(params.len());
-        let mut len = 0usize;
-        for p in params {
-            offsets.push(len);
-            len = len.checked_add(p.len().checked_next_multiple_of(PARAM_ALIGN)?)?;
-        }
-        isize::try_from(len.checked_mul(4)?).is_ok().then_some(FlatLayout { offsets, len })
-    }
-}
-
-/// The memory of a device.
-pub(crate) struct DeviceMemory {
-    pub params: Buffer,
-    pub slots: Vec<Buffer>,
-    /// Activations that the device's workers share.
-    pub rows: Buffer,
-    /// Gradients of sharded dense layers, computed in slices over the device's rows.
-    pub sliced: Buffer,
-    /// This device's share of the reduce-scattered gradients, which the other devices read.
-    pub scattered: Buffer,
-    /// Reduced gradients, stored if the update first needs their norms or a check that they are finite.
-    pub reduced: Buffer,
-    /// Gradients accumulated over several steps.
-    pub accumulated: Buffer,
-    pub barrier: Barrier,
-}
-
-/// The memory of a worker.
-pub(crate) struct WorkerMemory {
-    pub arena: Buffer,
-    pub shared: Buffer,
-    pub gradients: Buffer,
-    pub scratch: Buffer,
-    /// For each gradient the squared norm of this worker's slice. The entry of the loss scale's state says
-    /// whether all slices of this worker are finite.
-    pub norms: Buffer,
-    /// Seconds of each instruction in this step, if profiling is on.
-    pub seconds: Buffer,
 }
 
 /// A program and the data that `load` derives from it.
@@ -128,27 +80,15 @@ pub struct CpuExecutor {
     pool: Pool,
     barrier: Barrier,
     params: Vec<ParamSpec>,
-    layout: FlatLayout,
-    heap: Heap,
-    devices: Vec<DeviceMemory>,
-    workers: Vec<WorkerMemory>,
+    memory: ExecutorMemory,
     programs: Vec<LoadedProgram>,
+    /// `None` in a single-process run.
     collectives: Option<ProcessCollectives>,
-    fetch_ptrs: Vec<FetchPtr>,
     /// The fetches of the last step.
-    fetched: Vec<Vec<f32>>,
+    fetches: Fetches,
     times: StepTimes,
     profiling: bool,
 }
-
-/// Destination of a fetch; workers write disjoint rows.
-#[derive(Clone, Copy)]
-pub(crate) struct FetchPtr(pub *mut f32);
-
-// SAFETY: each worker writes its own rows of a fetch; only one worker writes mirrored values.
-unsafe impl Send for FetchPtr {}
-// SAFETY: as above.
-unsafe impl Sync for FetchPtr {}
 
 impl CpuExecutor {
     /// Creates an executor for the given parameters.
@@ -165,54 +105,10 @@ impl CpuExecutor {
         let isa = options.isa.map_or_else(Isa::detect, Ok)?;
         let devices = options.devices.max(1);
         let own = cluster.as_ref().map_or(Ok(0..devices), |c| c.check(devices))?;
-        let all = cluster.as_ref().map_or(devices, Cluster::all_devices);
-        let even = cluster.as_ref().is_none_or(|c| c.devices.iter().all(|d| *d == devices));
-        let workers = workers_per_device(devices, options.workers);
-        let mesh = match options.fixed {
-            true => Mesh::fixed(all).filter(|_| even).ok_or_else(|| ExecError::Program {
-                name: "any".into(),
-                reason: format!("{all} devices do not divide {SHARDS} shards evenly"),
-            })?,
-            false => Mesh::new(all, workers),
-        };
-        let workers = mesh.workers;
-        let local_workers = devices.saturating_mul(workers);
-        if local_workers > MAX_WORKERS || all.checked_mul(workers).is_none() {
-            let reason =
-                format!("expected at most {MAX_WORKERS} workers, received {local_workers}");
-            return Err(ExecError::Program { name: "any".into(), reason });
-        }
+        let mesh = mesh(&options, cluster.as_ref())?;
+        let local_workers = devices * mesh.workers;
         let team = Team::new(local_workers);
-        let layout = FlatLayout::new(params).ok_or_else(|| ExecError::Memory {
-            wanted: usize::MAX,
-            purpose: "weights".into(),
-            available: None,
-        })?;
-        let mut heap = Heap::default();
-        let mut device_memories = vec![];
-        for _ in 0..devices {
-            device_memories.push(DeviceMemory {
-                params: heap.buffer(layout.len * 4, "weights")?,
-                slots: vec![],
-                rows: Buffer::empty(),
-                sliced: Buffer::empty(),
-                scattered: Buffer::empty(),
-                reduced: Buffer::empty(),
-                accumulated: Buffer::empty(),
-                barrier: Barrier::new(workers, team.clone()),
-            });
-        }
-        let mut worker_memories = vec![];
-        for _ in 0..local_workers {
-            worker_memories.push(WorkerMemory {
-                arena: Buffer::empty(),
-                shared: Buffer::empty(),
-                gradients: Buffer::empty(),
-                scratch: Buffer::empty(),
-                norms: Buffer::empty(),
-                seconds: Buffer::empty(),
-            });
-        }
+        let memory = ExecutorMemory::new(params, devices, mesh.workers, &team)?;
         let no_thread = |e: std::io::Error| ExecError::Worker {
             worker: local_workers - 1,
             message: format!("the system starts no more threads: {e}"),
@@ -226,17 +122,23 @@ impl CpuExecutor {
             pool,
             barrier: Barrier::new(local_workers, team),
             params: params.to_vec(),
-            layout,
-            heap,
-            devices: device_memories,
-            workers: worker_memories,
+            memory,
             programs: vec![],
             collectives: collectives.map_err(no_thread)?,
-            fetch_ptrs: vec![],
-            fetched: vec![],
+            fetches: Fetches::default(),
             times: StepTimes::default(),
             profiling: false,
         })
+    }
+
+    /// Reserves the memory of a program. Buffers that are large enough stay as they are.
+    fn reserve(&mut self, memory: MemoryRequirements) -> Result<(), ExecError> {
+        self.memory.reserve(&memory)?;
+        let ProcessBytes { collective_results, gradients } = memory.process;
+        match &mut self.collectives {
+            Some(c) => c.reserve(&mut self.memory.heap, collective_results, gradients),
+            None => Ok(()),
+        }
     }
 
     /// Adds the workers' times of the last step to the program's timings.
@@ -249,7 +151,7 @@ impl CpuExecutor {
         }
         timings.steps += 1;
         timings.seconds.resize(count, 0.0);
-        for w in &self.workers {
+        for w in &self.memory.workers {
             // SAFETY: the workers have finished, and each wrote one number per instruction.
             let seconds = unsafe { std::slice::from_raw_parts(w.seconds.ptr().cast(), count) };
             timings.seconds.iter_mut().zip(seconds).for_each(|(sum, s): (_, &f64)| *sum += s);
@@ -257,7 +159,7 @@ impl CpuExecutor {
     }
 
     fn range(&self, id: ParamId) -> std::ops::Range<usize> {
-        let start = self.layout.offsets[id.index()];
+        let start = self.memory.layout.offsets[id.index()];
         start..start + self.params[id.index()].len()
     }
 
@@ -270,18 +172,25 @@ impl CpuExecutor {
     }
 }
 
-/// Replaces a buffer by a larger one if it has fewer than `bytes` bytes. Its contents are lost.
-pub(crate) fn grow(
-    heap: &mut Heap,
-    buffer: &mut Buffer,
-    bytes: usize,
-    purpose: &str,
-) -> Result<(), ExecError> {
-    if buffer.bytes() < bytes {
-        *buffer = Buffer::empty();
-        *buffer = heap.buffer(bytes, purpose)?;
+/// The mesh of an executor. In a cluster it includes the devices of the other processes.
+fn mesh(options: &CpuOptions, cluster: Option<&Cluster>) -> Result<Mesh, ExecError> {
+    let devices = options.devices.max(1);
+    let all = cluster.map_or(devices, Cluster::all_devices);
+    let even = cluster.is_none_or(|c| c.devices.iter().all(|d| *d == devices));
+    let workers = workers_per_device(devices, options.workers);
+    let mesh = match options.fixed {
+        true => Mesh::fixed(all).filter(|_| even).ok_or_else(|| ExecError::Program {
+            name: "any".into(),
+            reason: format!("{all} devices do not divide {SHARDS} shards evenly"),
+        })?,
+        false => Mesh::new(all, workers),
+    };
+    let local_workers = devices.saturating_mul(mesh.workers);
+    if local_workers > MAX_WORKERS || all.checked_mul(mesh.workers).is_none() {
+        let reason = format!("expected at most {MAX_WORKERS} workers, received {local_workers}");
+        return Err(ExecError::Program { name: "any".into(), reason });
     }
-    Ok(())
+    Ok(mesh)
 }
 
 impl Executor for CpuExecutor {
@@ -318,11 +227,13 @@ impl Executor for CpuExecutor {
             send_points = process_collectives::bucket_send_points(&program);
         }
         let mut memory = MemoryRequirements::of(&program, &tapes, update.as_ref());
-        memory.collective_results = process_collectives::result_bytes(&fused_collectives);
-        memory.process_gradients = gradient_offsets.last().copied().unwrap_or(0) * 4;
+        memory.process = ProcessBytes {
+            collective_results: process_collectives::result_bytes(&fused_collectives),
+            gradients: gradient_offsets.last().copied().unwrap_or(0) * 4,
+        };
         self.reserve(memory)?;
         if let Some(plan) = program.update() {
-            self.create_slots(&plan.rule)?;
+            self.memory.create_slots(&plan.rule)?;
         }
         self.programs.push(LoadedProgram {
             program,
@@ -351,28 +262,12 @@ impl Executor for CpuExecutor {
         self.reserve(loaded.memory)?;
         let loaded = &self.programs[id.0];
         if loaded.program.update().is_some() && batch.accumulate.is_some() {
-            for d in &mut self.devices {
-                let bytes = self.layout.len * 4;
-                grow(&mut self.heap, &mut d.accumulated, bytes, "accumulated gradients")?;
-            }
+            self.memory.reserve_accumulated()?;
         }
         if self.profiling {
-            for w in &mut self.workers {
-                grow(
-                    &mut self.heap,
-                    &mut w.seconds,
-                    loaded.program.instrs().len() * 8,
-                    "a profile",
-                )?;
-            }
+            self.memory.reserve_seconds(loaded.program.instrs().len())?;
         }
-        self.fetched.resize_with(loaded.program.fetches().len(), Vec::new);
-        self.fetch_ptrs.clear();
-        for (plan, out) in loaded.program.fetches().iter().zip(&mut self.fetched) {
-            let rows = if plan.ty.is_rows() { batch.rows } else { 1 };
-            out.resize(rows * plan.ty.len(), 0.0);
-            self.fetch_ptrs.push(FetchPtr(out.as_mut_ptr()));
-        }
+        self.fetches.prepare(&loaded.program, batch.rows);
         let run = Run {
             loaded,
             batch,
@@ -380,31 +275,28 @@ impl Executor for CpuExecutor {
             first_device: shard.devices.start,
             first_row: own.start,
             isa: self.isa,
-            layout: &self.layout,
-            devices: &self.devices,
-            workers: &self.workers,
+            memory: &self.memory,
             barrier: &self.barrier,
             collectives: self.collectives.as_ref(),
-            failure: std::sync::Mutex::new(None),
-            fetches: &self.fetch_ptrs,
-            times: std::sync::Mutex::new(StepTimes::default()),
+            fetches: &self.fetches.destinations,
             profiling: self.profiling,
+            outcome: Outcome::default(),
         };
         if let Some(collectives) = &self.collectives {
             collectives.cluster.peers.set_step(batch.step);
         }
         let done = self.pool.run(&|index| worker::run(&run, index));
         if let Err((worker, message)) = done {
-            let failure = run.failure.into_inner().unwrap_or_default();
+            let failure = run.outcome.failure.into_inner().unwrap_or_default();
             return Err(failure.unwrap_or(ExecError::Worker { worker, message }));
         }
         if loaded.program.update().is_some() {
-            let times = run.times.into_inner().unwrap_or_default();
+            let times = run.outcome.times.into_inner().unwrap_or_default();
             self.times.compute += times.compute;
             self.times.reduce += times.reduce;
         }
         if let Some(collectives) = &self.collectives {
-            for (plan, out) in loaded.program.fetches().iter().zip(&mut self.fetched) {
+            for (plan, out) in loaded.program.fetches().iter().zip(&mut self.fetches.values) {
                 if plan.ty.is_rows() {
                     let done = collectives.gather_rows(batch.rows, plan.ty.len(), out);
                     done.map_err(|peer| ExecError::Peer { step: batch.step, peer })?;
@@ -418,7 +310,7 @@ impl Executor for CpuExecutor {
     }
 
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
-        std::mem::swap(fetched, &mut self.fetched);
+        std::mem::swap(fetched, &mut self.fetches.values);
         Ok(())
     }
 
@@ -428,17 +320,17 @@ impl Executor for CpuExecutor {
     }
 
     fn slots(&self) -> usize {
-        self.devices[0].slots.len()
+        self.memory.devices[0].slots.len()
     }
 
     fn read(&self, id: StateId) -> Result<Option<Vec<f32>>, ExecError> {
-        let device = &self.devices[0];
+        let device = &self.memory.devices[0];
         let (buffer, param) = match id {
             StateId::Param(param) => (Some(&device.params), param),
             StateId::Slot(slot, param) => (device.slots.get(slot), param),
             StateId::Accumulated(param) => (Some(&device.accumulated), param),
         };
-        let buffer = buffer.filter(|buffer| buffer.bytes() >= self.layout.len * 4);
+        let buffer = buffer.filter(|buffer| buffer.bytes() >= self.memory.layout.len * 4);
         Ok(buffer.map(|buffer| buffer.as_floats()[self.range(param)].to_vec()))
     }
 
@@ -446,15 +338,14 @@ impl Executor for CpuExecutor {
         let (StateId::Param(param) | StateId::Slot(_, param) | StateId::Accumulated(param)) = id;
         self.check_len(param, values.len())?;
         let range = self.range(param);
-        for device in &mut self.devices {
+        if matches!(id, StateId::Accumulated(_)) {
+            self.memory.reserve_accumulated()?;
+        }
+        for device in &mut self.memory.devices {
             let buffer = match id {
                 StateId::Param(_) => &mut device.params,
                 StateId::Slot(slot, _) => &mut device.slots[slot],
-                StateId::Accumulated(_) => {
-                    let bytes = self.layout.len * 4;
-                    grow(&mut self.heap, &mut device.accumulated, bytes, "accumulated gradients")?;
-                    &mut device.accumulated
-                }
+                StateId::Accumulated(_) => &mut device.accumulated,
             };
             buffer.as_floats_mut()[range.clone()].copy_from_slice(values);
         }
@@ -497,7 +388,7 @@ impl Profiling for CpuExecutor {
 
     fn profile(&self, id: ProgramId) -> Option<Profile> {
         let LoadedProgram { program, timings, .. } = self.programs.get(id.0)?;
-        let workers = self.workers.len() as f64;
+        let workers = self.memory.workers.len() as f64;
         let seconds: Vec<f64> = timings.seconds.iter().map(|s| s / workers).collect();
         let Timings { steps, rows, .. } = *timings;
         (steps > 0).then(|| Profile::new(program, rows, steps, &seconds))

@@ -1,38 +1,43 @@
 //! Products of matrices.
 
+use super::epilogue;
 use crate::kernels::dot;
+use crate::kernels::matrix::{MatrixMut, MatrixRef};
 use crate::worker::WorkerCtx;
 use phalanx_graph::Op;
 use phalanx_graph::program::ValueId;
 
-impl WorkerCtx<'_> {
-    /// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](Self::compute).
-    pub(super) fn compute_dense(&self, op: &Op, x: &[ValueId], y: ValueId) {
-        let isa = self.run.isa;
-        let dims = |id: ValueId| &self.value(id).ty.dims[..];
-        match op {
-            Op::Dot(e) => {
-                let (k, n) = (dims(x[1])[0], dims(x[1])[1]);
-                let bias = e.bias.then(|| self.slice(x[2]));
-                let (input, ldx) = (self.slice(x[0]), self.value(x[0]).ld);
-                let (out, ldy) = (self.slice_mut(y), self.value(y).ld);
-                let (m, w) = (self.pixels(y), self.slice(x[1]));
-                dot::forward(isa, m, k, n, input, ldx, w, bias, e.relu, out, ldy, self.scratch());
-            }
-            Op::DotGradInput => {
-                let (k, n) = (dims(x[1])[0], dims(x[1])[1]);
-                let (dy, ldy) = (self.slice(x[0]), self.value(x[0]).ld);
-                let (dx, ldx) = (self.slice_mut(y), self.value(y).ld);
-                let m = self.pixels(y);
-                dot::grad_input(isa, m, k, n, dy, ldy, self.slice(x[1]), dx, ldx, self.scratch());
-            }
-            Op::DotGradKernel => {
-                let (k, n) = (dims(y)[0], dims(y)[1]);
-                let (ldx, ldy) = (self.value(x[0]).ld, self.value(x[1]).ld);
-                let (input, dy, m) = (self.slice(x[0]), self.slice(x[1]), self.pixels(x[0]));
-                dot::grad_weight(isa, m, k, n, input, ldx, dy, ldy, 0..k, self.slice_mut(y));
-            }
-            _ => unreachable!("{} is of another family", op.name()),
-        }
+/// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](super::compute).
+pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
+    let isa = ctx.run.isa;
+    match op {
+        // SAFETY: see above; the result has a buffer of its own.
+        Op::Dot(e) => unsafe {
+            let (input, w, e) = (ctx.matrix(x[0]), kernel(ctx, x[1]), epilogue(ctx, e, x));
+            dot::forward(isa, input, w, e, ctx.matrix_mut(y), ctx.scratch());
+        },
+        // SAFETY: see above; the result has a buffer of its own.
+        Op::DotGradInput => unsafe {
+            let (dy, w) = (ctx.matrix(x[0]), kernel(ctx, x[1]));
+            dot::grad_input(isa, dy, w, ctx.matrix_mut(y), ctx.scratch());
+        },
+        // SAFETY: see above; the result is contiguous.
+        Op::DotGradKernel => unsafe {
+            let (input, dy) = (ctx.matrix(x[0]), ctx.matrix(x[1]));
+            let dims = &ctx.value(y).ty.dims;
+            let dw = MatrixMut::contiguous(ctx.slice_mut(y), dims[0], dims[1]);
+            dot::grad_weight(isa, input, dy, dw);
+        },
+        _ => unreachable!("{} is of another family", op.name()),
     }
+}
+
+/// A dense layer's kernel.
+///
+/// # Safety
+/// As [`WorkerCtx::slice`].
+unsafe fn kernel<'a>(ctx: &WorkerCtx<'a>, id: ValueId) -> MatrixRef<'a> {
+    let dims = &ctx.value(id).ty.dims;
+    // SAFETY: the caller's contract.
+    MatrixRef::contiguous(unsafe { ctx.slice(id) }, dims[0], dims[1])
 }

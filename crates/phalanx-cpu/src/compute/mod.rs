@@ -10,13 +10,16 @@ mod random;
 mod reduce;
 mod softmax;
 
+use crate::collectives::update;
+use crate::kernels::conv::{self as conv_kernels, Method, Pass};
+use crate::kernels::dot;
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
-use crate::kernels::{conv as conv_kernels, dot};
-use crate::spatial_split;
-use crate::update;
-use crate::worker::WorkerCtx;
+use crate::kernels::matrix::Epilogue;
+use crate::worker::{WorkerCtx, spatial_split};
 use phalanx_graph::program::{Instr, Options, Program, ValueId};
-use phalanx_graph::{ConvGeom, Op};
+use phalanx_graph::{ConvGeom, Op, ops};
+
+pub(crate) use self::norm::batch_norm;
 
 /// Maximum number of operands of a tape.
 const MAX_OPERANDS: usize = 40;
@@ -36,11 +39,9 @@ pub(crate) fn scratch_bytes(
                 let dims = |i: usize| &program.value(inputs[i]).ty.dims;
                 match op {
                     Op::Dot(_) | Op::DotGradInput => dot::scratch_len(dims(1)[0], dims(1)[1]),
-                    Op::Conv(g, _) => conv_scratch(program, g, conv_kernels::Pass::Forward),
-                    Op::ConvGradInput(g) => conv_scratch(program, g, conv_kernels::Pass::GradInput),
-                    Op::ConvGradKernel(g) => {
-                        conv_scratch(program, g, conv_kernels::Pass::GradKernel)
-                    }
+                    Op::Conv(g, _) => conv_scratch(program, g, Pass::Forward),
+                    Op::ConvGradInput(g) => conv_scratch(program, g, Pass::GradInput),
+                    Op::ConvGradKernel(g) => conv_scratch(program, g, Pass::GradKernel),
                     Op::BatchNorm(_) | Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => {
                         // Four vectors of floats and two of doubles.
                         8 * program.value(inputs[0]).ty.last()
@@ -62,102 +63,113 @@ pub(crate) fn scratch_bytes(
 
 /// How a program computes a convolution. The choice depends on the maximum batch size, not on the rows of a
 /// particular batch.
-pub(crate) fn conv_method(
-    program: &Program,
-    geom: &ConvGeom,
-    pass: conv_kernels::Pass,
-) -> conv_kernels::Method {
+pub(crate) fn conv_method(program: &Program, geom: &ConvGeom, pass: Pass) -> Method {
     let Options { mesh, max_batch, .. } = program.options();
-    conv_kernels::Method::choose(geom, pass, mesh.max_rows(max_batch))
+    Method::choose(geom, pass, mesh.max_rows(max_batch))
 }
 
-fn conv_scratch(program: &Program, geom: &ConvGeom, pass: conv_kernels::Pass) -> usize {
+fn conv_scratch(program: &Program, geom: &ConvGeom, pass: Pass) -> usize {
     conv_kernels::scratch_len(conv_method(program, geom, pass), geom, pass)
 }
 
-impl WorkerCtx<'_> {
-    /// Runs the tape of instruction `at`.
-    pub fn tape(&self, at: usize, inputs: &[ValueId], output: ValueId) {
-        let plan = self.run.loaded.tapes[at].as_ref();
-        let plan = plan.expect("`load` prepares the tape");
-        let out = self.value(output);
-        let width = out.ty.last().max(1);
-        let mut operands = [TapeInput { ptr: std::ptr::null(), ld: 0 }; MAX_OPERANDS];
-        for (slot, id) in operands.iter_mut().zip(inputs) {
-            *slot = self.src(*id);
-            // A scalar among vectors, or a value with one element per row, has no last axis of its own.
-            if self.value(*id).contiguous() {
-                slot.ld = width;
-            }
-        }
-        let mut result = self.dst(output);
-        if out.contiguous() {
-            result.ld = width;
-        }
-        let result: [TapeOutput; 1] = [result];
-        let pixels = self.my_range(self.elements(output) / width);
-        let elements = pixels.start * width..pixels.end * width;
-        // SAFETY: the plan gave every operand the memory its type needs. The result overlaps an operand
-        // only if it replaces it entirely.
-        unsafe {
-            let operands = &operands[..inputs.len()];
-            plan.run(self.run.isa, width, elements, operands, &result, self.scratch());
+/// Runs the tape of instruction `at`.
+pub(crate) fn tape(ctx: &WorkerCtx<'_>, at: usize, inputs: &[ValueId], output: ValueId) {
+    let plan = ctx.run.loaded.tapes[at].as_ref();
+    let plan = plan.expect("`load` prepares the tape");
+    let out = ctx.value(output);
+    let width = out.ty.last().max(1);
+    let mut operands = [TapeInput { ptr: std::ptr::null(), ld: 0 }; MAX_OPERANDS];
+    for (slot, id) in operands.iter_mut().zip(inputs) {
+        *slot = ctx.src(*id);
+        // A scalar among vectors, or a value with one element per row, has no last axis of its own.
+        if ctx.value(*id).contiguous() {
+            slot.ld = width;
         }
     }
+    let mut result = ctx.dst(output);
+    if out.contiguous() {
+        result.ld = width;
+    }
+    let result: [TapeOutput; 1] = [result];
+    let pixels = ctx.my_range(ctx.elements(output) / width);
+    let elements = pixels.start * width..pixels.end * width;
+    // SAFETY: the plan gave every operand the memory its type needs. The result overlaps an operand
+    // only if it replaces it entirely. Nothing else uses the scratch memory during this instruction.
+    unsafe {
+        let operands = &operands[..inputs.len()];
+        plan.run(ctx.run.isa, width, elements, operands, &result, ctx.scratch());
+    }
+}
 
-    /// Computes `y` from the operands `x` with the kernel of `op`.
-    ///
-    /// Why the kernels' contracts hold: operands and result have the memory their types need for this
-    /// worker's rows, and each kernel accesses no more than that. The verifier checked that types and
-    /// attributes agree. A result shares no byte with an operand, unless the plan lets a tape or dropout
-    /// work in place. It may lie between the pixels of an operand (two parts of a concatenation), but
-    /// not for kernels that take slices of both.
-    pub fn compute(&self, at: usize, op: &Op, x: &[ValueId], y: ValueId) {
-        match op {
-            Op::Fused(_) => self.tape(at, x, y),
-            Op::Const { .. }
-            | Op::Cast { .. }
-            | Op::Broadcast { .. }
-            | Op::Reduce { .. }
-            | Op::SumRows => self.compute_reduce(op, x, y),
-            Op::Transpose { .. }
-            | Op::Concat { .. }
-            | Op::Slice { .. }
-            | Op::Pad { .. }
-            | Op::Upsample { .. }
-            | Op::UpsampleGrad { .. }
-            | Op::AffineSample(..)
-            | Op::AffineSampleGrad(..) => self.compute_layout(op, x, y),
-            Op::Dot(..) | Op::DotGradInput | Op::DotGradKernel => self.compute_dense(op, x, y),
-            Op::Conv(..) | Op::ConvGradInput(..) | Op::ConvGradKernel(..) => {
-                self.compute_conv(op, x, y)
-            }
-            Op::Pool(..) | Op::PoolGrad(..) => self.compute_pool(op, x, y),
-            Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
-                self.compute_softmax(op, x, y)
-            }
-            Op::Gather
-            | Op::GatherGrad { .. }
-            | Op::OneHot { .. }
-            | Op::ArgMax
-            | Op::InTopK { .. }
-            | Op::ThresholdCounts { .. } => self.compute_index(op, x, y),
-            Op::Dropout { .. } | Op::Uniform { .. } => self.compute_random(op, x, y),
-            Op::Moments
-            | Op::BatchStats { .. }
-            | Op::BatchNorm(..)
-            | Op::BatchNormGradSums(..)
-            | Op::BatchNormGradInput(..) => self.compute_norm(op, x, y),
-            Op::Feed { .. }
-            | Op::Param { .. }
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Select
-            | Op::Reshape { .. }
-            | Op::AllReduce { .. }
-            | Op::ReplicaMean => {
-                unreachable!("{} is not computed: the compiler lowers it", op.name())
-            }
+/// The epilogue of a product whose operands are `x`.
+///
+/// # Safety
+/// As [`WorkerCtx::slice`], for the bias.
+pub(crate) unsafe fn epilogue<'a>(
+    ctx: &WorkerCtx<'a>,
+    e: &ops::Epilogue,
+    x: &[ValueId],
+) -> Epilogue<'a> {
+    // SAFETY: the caller's contract.
+    Epilogue { bias: e.bias.then(|| unsafe { ctx.slice(x[2]) }), relu: e.relu }
+}
+
+/// Computes `y` from the operands `x` with the kernel of `op`.
+///
+/// Why the contracts of the kernels and of the worker's memory hold:
+///
+/// - Operands and result have the memory their types need for this worker's rows, and each kernel accesses no
+///   more than that. The verifier checked that types and attributes agree.
+/// - Operands are complete, and no other worker writes to them during the instruction.
+/// - A result shares no byte with an operand, unless the plan lets a tape or dropout work in place. It may
+///   lie between the pixels of an operand (two parts of a concatenation), but not for kernels that take
+///   slices or matrices of both (`needs_own_buffer` in the lowering).
+/// - Only the running instruction uses the worker's scratch memory.
+pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y: ValueId) {
+    match op {
+        Op::Fused(_) => tape(ctx, at, x, y),
+        Op::Const { .. }
+        | Op::Cast { .. }
+        | Op::Broadcast { .. }
+        | Op::Reduce { .. }
+        | Op::SumRows => reduce::compute(ctx, op, x, y),
+        Op::Transpose { .. }
+        | Op::Concat { .. }
+        | Op::Slice { .. }
+        | Op::Pad { .. }
+        | Op::Upsample { .. }
+        | Op::UpsampleGrad { .. }
+        | Op::AffineSample(..)
+        | Op::AffineSampleGrad(..) => layout::compute(ctx, op, x, y),
+        Op::Dot(..) | Op::DotGradInput | Op::DotGradKernel => dense::compute(ctx, op, x, y),
+        Op::Conv(..) | Op::ConvGradInput(..) | Op::ConvGradKernel(..) => {
+            conv::compute(ctx, op, x, y)
+        }
+        Op::Pool(..) | Op::PoolGrad(..) => pool::compute(ctx, op, x, y),
+        Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
+            softmax::compute(ctx, op, x, y)
+        }
+        Op::Gather
+        | Op::GatherGrad { .. }
+        | Op::OneHot { .. }
+        | Op::ArgMax
+        | Op::InTopK { .. }
+        | Op::ThresholdCounts { .. } => index::compute(ctx, op, x, y),
+        Op::Dropout { .. } | Op::Uniform { .. } => random::compute(ctx, op, x, y),
+        Op::Moments
+        | Op::BatchStats { .. }
+        | Op::BatchNorm(..)
+        | Op::BatchNormGradSums(..)
+        | Op::BatchNormGradInput(..) => norm::compute(ctx, op, x, y),
+        Op::Feed { .. }
+        | Op::Param { .. }
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Select
+        | Op::Reshape { .. }
+        | Op::AllReduce { .. }
+        | Op::ReplicaMean => {
+            unreachable!("{} is not computed: the compiler lowers it", op.name())
         }
     }
 }

@@ -7,28 +7,28 @@ use phalanx_graph::Op;
 use phalanx_graph::program::ValueId;
 use phalanx_graph::rng::Draw;
 
-impl WorkerCtx<'_> {
-    /// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](Self::compute).
-    pub(super) fn compute_random(&self, op: &Op, x: &[ValueId], y: ValueId) {
-        let isa = self.run.isa;
-        let rows = self.row_count(y);
-        let dims = |id: ValueId| &self.value(id).ty.dims[..];
-        match op {
-            Op::Dropout { rate, key, noise } => {
-                let Batch { seed, step, .. } = *self.run.batch;
-                let draw = Draw { seed, step, stream: *key };
-                let d = Dropout { draw, rate: rate.get() as f32, dims: dims(y), noise };
-                let (from, to) = (self.f32(x[0]), self.f32(y));
-                // SAFETY: see above; this kernel may work in place.
-                unsafe { random::dropout(isa, &d, self.rows.start, rows, from, to) };
-            }
-            Op::Uniform { key, dims } => {
-                let Batch { seed, step, .. } = *self.run.batch;
-                let draw = Draw { seed, step, stream: *key };
-                let len = dims.iter().product();
-                random::uniform(&draw, self.rows.start, len, self.slice_mut(y));
-            }
-            _ => unreachable!("{} is of another family", op.name()),
+/// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](super::compute).
+pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
+    let isa = ctx.run.isa;
+    let rows = ctx.row_count(y);
+    let dims = |id: ValueId| &ctx.value(id).ty.dims[..];
+    match op {
+        Op::Dropout { rate, key, noise } => {
+            let Batch { seed, step, .. } = *ctx.run.batch;
+            let draw = Draw { seed, step, stream: *key };
+            let d = Dropout { draw, rate: rate.get() as f32, dims: dims(y), noise };
+            let (from, to) = (ctx.f32(x[0]), ctx.f32(y));
+            // SAFETY: see above; this kernel may work in place.
+            unsafe { random::dropout(isa, &d, ctx.rows.start, rows, from, to) };
         }
+        Op::Uniform { key, dims } => {
+            let Batch { seed, step, .. } = *ctx.run.batch;
+            let draw = Draw { seed, step, stream: *key };
+            let len = dims.iter().product();
+            // SAFETY: see above; the result is the only value.
+            let out = unsafe { ctx.slice_mut(y) };
+            random::uniform(&draw, ctx.rows.start, len, out);
+        }
+        _ => unreachable!("{} is of another family", op.name()),
     }
 }

@@ -15,10 +15,10 @@ impl CpuExecutor {
             let (a, b) = (&a.as_floats()[r.clone()], &b.as_floats()[r.clone()]);
             a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
         };
-        let first = &self.devices[0];
+        let first = &self.memory.devices[0];
         for (i, spec) in self.params.iter().enumerate() {
             let range = self.range(ParamId(i as u32));
-            for (n, d) in self.devices.iter().enumerate().skip(1) {
+            for (n, d) in self.memory.devices.iter().enumerate().skip(1) {
                 let mut slots = first.slots.iter().zip(&d.slots);
                 let mirrored = same(&first.params, &d.params, &range)
                     && slots.all(|(a, b)| same(a, b, &range));
@@ -37,7 +37,7 @@ impl CpuExecutor {
     /// Fails if the processes differ.
     pub(super) fn check_processes(&self) -> Result<(), ExecError> {
         let Some(cluster) = self.collectives.as_ref().map(|c| &c.cluster) else { return Ok(()) };
-        let first = &self.devices[0];
+        let first = &self.memory.devices[0];
         let buffers = || std::iter::once(&first.params).chain(&first.slots);
         let digests = (0..self.params.len()).map(|i| {
             let range = self.range(ParamId(i as u32));

@@ -1,34 +1,47 @@
 //! Memory requirements of a program.
 
-use super::{CpuExecutor, FlatLayout, grow};
+use super::FlatLayout;
+use crate::collectives::update::MIN_REDUCE_SCATTER_DEVICES;
 use crate::compute;
 use crate::kernels::elementwise::TapePlan;
-use crate::update::MIN_REDUCE_SCATTER_DEVICES;
-use phalanx_exec::ExecError;
 use phalanx_graph::program::{Instr, Program, Split, ValueId};
-use phalanx_graph::update::{SlotInit, UpdateRule};
 use phalanx_graph::{DType, Op, Type};
 
 /// Memory that a program needs, in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct MemoryRequirements {
-    /// Per worker, from here on.
-    pub arena: usize,
+    pub worker: WorkerBytes,
     /// Number of arenas per device: one per worker, or a single one under `Split::Spatial`.
     pub arenas: usize,
+    pub device: DeviceBytes,
+    pub process: ProcessBytes,
+}
+
+/// The buffers of each worker.
+#[derive(Clone, Copy)]
+pub(super) struct WorkerBytes {
+    pub arena: usize,
     pub shared: usize,
     pub scratch: usize,
     pub gradients: usize,
     pub norms: usize,
-    /// Per device, from here on.
+}
+
+/// The buffers of each device.
+#[derive(Clone, Copy)]
+pub(super) struct DeviceBytes {
+    pub rows: usize,
     pub sliced: usize,
     pub scattered: usize,
     pub reduced: usize,
     pub slots: usize,
-    pub rows: usize,
-    /// Per process, from here on; zero in a single-process run.
+}
+
+/// The buffers of the process; zero in a single-process run.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ProcessBytes {
     pub collective_results: usize,
-    pub process_gradients: usize,
+    pub gradients: usize,
 }
 
 /// Why the CPU kernels cannot run a program, if so. They support element types of four bytes, and doubles in
@@ -76,19 +89,24 @@ impl MemoryRequirements {
         let sliced =
             plan.is_some_and(|p| p.gradients.iter().any(|g| g.sliced && g.operands.is_none()));
         MemoryRequirements {
-            arena: program.memory().arena,
+            worker: WorkerBytes {
+                arena: program.memory().arena,
+                shared: program.memory().shared,
+                scratch: compute::scratch_bytes(program, tapes, update),
+                gradients: flat_if(plan.is_some()),
+                norms: plan.map_or(0, |_| program.params().len() * 8),
+            },
             arenas: if program.split() == Split::Spatial { 1 } else { mesh.workers },
-            shared: program.memory().shared,
-            scratch: compute::scratch_bytes(program, tapes, update),
-            gradients: flat_if(plan.is_some()),
-            norms: plan.map_or(0, |_| program.params().len() * 8),
-            sliced: flat_if(sliced),
-            scattered: flat_if(plan.is_some() && mesh.devices >= MIN_REDUCE_SCATTER_DEVICES),
-            reduced: flat_if(plan.is_some_and(|p| p.rule.clip.is_some() || p.loss_scale.is_some())),
-            slots: plan.map_or(0, |p| p.rule.slots.len()).saturating_mul(flat),
-            rows: program.memory().device,
-            collective_results: 0,
-            process_gradients: 0,
+            device: DeviceBytes {
+                rows: program.memory().device,
+                sliced: flat_if(sliced),
+                scattered: flat_if(plan.is_some() && mesh.devices >= MIN_REDUCE_SCATTER_DEVICES),
+                reduced: flat_if(
+                    plan.is_some_and(|p| p.rule.clip.is_some() || p.loss_scale.is_some()),
+                ),
+                slots: plan.map_or(0, |p| p.rule.slots.len()).saturating_mul(flat),
+            },
+            process: ProcessBytes::default(),
         }
     }
 }
@@ -98,73 +116,25 @@ fn flat_bytes(program: &Program) -> usize {
     FlatLayout::new(program.params()).map_or(usize::MAX, |layout| layout.len * 4)
 }
 
-impl CpuExecutor {
-    /// Reserves the memory of a program. Buffers that are large enough stay as they are.
-    pub(super) fn reserve(&mut self, memory: MemoryRequirements) -> Result<(), ExecError> {
-        let heap = &mut self.heap;
-        for (i, w) in self.workers.iter_mut().enumerate() {
-            if i % self.mesh.workers < memory.arenas {
-                grow(heap, &mut w.arena, memory.arena, "activations")?;
-            }
-            grow(heap, &mut w.shared, memory.shared, "statistics")?;
-            grow(heap, &mut w.scratch, memory.scratch, "kernel scratch")?;
-            grow(heap, &mut w.gradients, memory.gradients, "gradients")?;
-            grow(heap, &mut w.norms, memory.norms, "gradient norms")?;
-        }
-        for d in &mut self.devices {
-            grow(heap, &mut d.rows, memory.rows, "activations")?;
-            grow(heap, &mut d.sliced, memory.sliced, "gradients")?;
-            grow(heap, &mut d.scattered, memory.scattered, "gradients")?;
-            grow(heap, &mut d.reduced, memory.reduced, "reduced gradients")?;
-        }
-        match &mut self.collectives {
-            Some(c) => c.reserve(heap, memory.collective_results, memory.process_gradients),
-            None => Ok(()),
-        }
-    }
-
-    /// Creates the slots of an optimizer, on all devices or on none.
-    pub(super) fn create_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError> {
-        let mut created = vec![];
-        for d in self.devices.iter().filter(|d| d.slots.len() != rule.slots.len()) {
-            let mut slots = vec![];
-            for slot in &rule.slots {
-                let mut buffer = self.heap.buffer(self.layout.len * 4, "optimizer slots")?;
-                match slot.init {
-                    SlotInit::Value(v) => buffer.as_floats_mut().fill(v),
-                    SlotInit::Weight => {
-                        let (to, from) = (buffer.as_floats_mut(), d.params.as_floats());
-                        to[..from.len()].copy_from_slice(from);
-                    }
-                }
-                slots.push(buffer);
-            }
-            created.push(slots);
-        }
-        let without = self.devices.iter_mut().filter(|d| d.slots.len() != rule.slots.len());
-        without.zip(created).for_each(|(d, slots)| d.slots = slots);
-        Ok(())
-    }
-}
-
 /// The memory that a program needs on each device, in bytes by purpose. `accumulates` adds the buffer for
 /// gradient accumulation. The entry "inputs" is the batch on the host.
 pub fn memory_plan(program: &Program, accumulates: bool) -> Vec<(&'static str, usize)> {
     let (tapes, update) = tape_plans(program);
     let memory = MemoryRequirements::of(program, &tapes, update.as_ref());
+    let (worker, device) = (memory.worker, memory.device);
     let (mesh, workers) = (program.options().mesh, program.options().mesh.workers);
     let flat = flat_bytes(program);
     let rows = mesh.max_device_rows(program.options().max_batch);
     let input = |ty: &Type| ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 };
-    let gradients = memory.gradients * workers + memory.sliced + memory.scattered + memory.reduced;
+    let gradients = worker.gradients * workers + device.sliced + device.scattered + device.reduced;
     let mut parts = vec![
         ("weights", flat),
         ("inputs", program.feeds().iter().map(|f| input(&f.ty)).sum()),
-        ("activations", memory.arena * memory.arenas),
-        ("statistics", memory.shared * workers),
-        ("gradients", gradients + memory.norms * workers),
-        ("optimizer slots", memory.slots),
-        ("kernel scratch", memory.scratch * workers),
+        ("activations", worker.arena * memory.arenas),
+        ("statistics", worker.shared * workers),
+        ("gradients", gradients + worker.norms * workers),
+        ("optimizer slots", device.slots),
+        ("kernel scratch", worker.scratch * workers),
     ];
     if accumulates && program.update().is_some() {
         parts.push(("accumulated gradients", flat));

@@ -11,8 +11,8 @@
 //! * 3x3 convolutions of stride one use Winograd's algorithm (`winograd.rs`) if [`Method::choose`]
 //!   expects that to be faster.
 //!
-//! `ldx` and `ldy` are the floats between neighbouring pixels, so that inputs and outputs may be
-//! channel slices of a wider tensor. No function allocates, and each output is summed in one fixed
+//! Pixels may have gaps between them ([`MatrixRef`]), so that inputs and outputs may be channel slices of
+//! a wider tensor. No function allocates, and each output is summed in one fixed
 //! order that does not depend on the number of rows.
 
 mod depthwise;
@@ -27,7 +27,8 @@ use std::marker::PhantomData;
 use phalanx_graph::ConvGeom;
 
 use self::grid::Grid;
-use super::dot::check_matrix;
+use super::layout::{Dst, Src};
+use super::matrix::{Epilogue, MatrixMut, MatrixRef};
 use super::tile::{
     Arena, BLOCK_ROWS, Block, Weights, pack_columns, pack_rows, part, reads_in_place,
 };
@@ -41,11 +42,11 @@ const GATHER_BELOW_CHANNELS: usize = 8;
 /// One of the three computations of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// [`forward`].
+    /// [`Conv::forward`].
     Forward,
-    /// [`grad_input`].
+    /// [`Conv::grad_input`].
     GradInput,
-    /// [`grad_kernel`].
+    /// [`Conv::grad_kernel`].
     GradKernel,
 }
 
@@ -90,153 +91,137 @@ fn check_geometry(geom: &ConvGeom) {
     }
 }
 
-/// Panics unless the slices hold `rows` images of the geometry.
-fn check(
-    method: Method,
-    geom: &ConvGeom,
-    rows: usize,
-    x: (usize, usize),
-    w: usize,
-    y: (usize, usize),
-) {
-    let ConvGeom { input, output, .. } = *geom;
-    check_geometry(geom);
-    assert!(method.computes(geom), "{method:?} does not compute {geom:?}");
-    let pixels = |name: &str, [height, width, _]: [usize; 3]| {
-        // `check_geometry` ensures that the pixels of one image do not overflow.
-        let all = rows.checked_mul(height * width);
-        all.unwrap_or_else(|| panic!("{name}: {rows} images of {height} x {width} pixels"))
-    };
-    check_matrix("input", x.0, pixels("input", input), input[2], x.1);
-    check_matrix("output", y.0, pixels("output", output), output[2], y.1);
-    let weights: usize = geom.kernel_dims().iter().product();
-    assert!(w >= weights, "kernel: expected {weights} floats, received {w}");
+/// A convolution of a batch of images. Matrices of pixels have one row per pixel and one column per channel.
+#[derive(Clone, Copy, Debug)]
+pub struct Conv<'a> {
+    /// Instruction set.
+    pub isa: Isa,
+    /// The algorithm.
+    pub method: Method,
+    /// Shapes of one image.
+    pub geom: &'a ConvGeom,
+    /// Number of images.
+    pub rows: usize,
 }
 
-/// `y = conv(x, w) (+ bias) (then max with 0)`.
-#[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
-pub fn forward(
-    isa: Isa,
-    method: Method,
-    geom: &ConvGeom,
-    rows: usize,
-    x: &[f32],
-    ldx: usize,
-    w: &[f32],
-    bias: Option<&[f32]>,
-    relu: bool,
-    y: &mut [f32],
-    ldy: usize,
-    scratch: &mut [f32],
-) {
-    check(method, geom, rows, (x.len(), ldx), w.len(), (y.len(), ldy));
-    assert!(bias.is_none_or(|b| b.len() >= geom.output[2]), "bias: expected {}", geom.output[2]);
-    let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
-    let forward = Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch };
-    match method {
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Winograd2 => unsafe { dispatch(isa, forward.winograd::<winograd::Two>()) },
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Winograd4 => unsafe { dispatch(isa, forward.winograd::<winograd::Four>()) },
-        Method::Direct if depthwise::applies(geom) => {
-            // SAFETY: `check` ensured that all slices hold the images of the geometry.
-            unsafe {
-                depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, forward.y, ldy);
-            }
+impl Conv<'_> {
+    /// Panics unless the matrices have the pixels of the geometry, and the kernel its weights.
+    fn check(&self, x: [usize; 2], w: &[f32], y: [usize; 2]) {
+        let Conv { method, geom, rows, .. } = *self;
+        check_geometry(geom);
+        assert!(method.computes(geom), "{method:?} does not compute {geom:?}");
+        let check = |name: &str, [height, width, channels]: [usize; 3], shape: [usize; 2]| {
+            // `check_geometry` ensures that the pixels of one image do not overflow.
+            let pixels = rows.checked_mul(height * width);
+            assert!(
+                pixels.is_some_and(|pixels| shape == [pixels, channels]),
+                "{name}: expected {rows} images of {height} x {width} pixels of {channels} floats, \
+                 received {} pixels of {}",
+                shape[0],
+                shape[1],
+            );
+        };
+        check("input", geom.input, x);
+        check("output", geom.output, y);
+        let (weights, received): (usize, _) = (geom.kernel_dims().iter().product(), w.len());
+        assert!(received >= weights, "kernel: expected {weights} floats, received {received}");
+    }
+
+    /// `y = conv(x, w)`, followed by the epilogue.
+    pub fn forward(
+        &self,
+        x: MatrixRef<'_>,
+        w: &[f32],
+        epilogue: Epilogue<'_>,
+        y: MatrixMut<'_>,
+        scratch: &mut [f32],
+    ) {
+        let Conv { isa, method, geom, rows } = *self;
+        self.check([x.rows(), x.cols()], w, [y.rows(), y.cols()]);
+        epilogue.check(y.cols());
+        let forward = Forward { geom, rows, x, w, epilogue, y, scratch };
+        match method {
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Winograd2 => unsafe { dispatch(isa, forward.winograd::<winograd::Two>()) },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Winograd4 => unsafe { dispatch(isa, forward.winograd::<winograd::Four>()) },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Direct if depthwise::applies(geom) => unsafe {
+                depthwise::forward(isa, forward);
+            },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Direct => unsafe { dispatch(isa, forward) },
         }
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Direct => unsafe { dispatch(isa, forward) },
+    }
+
+    /// The gradient of the input. Overwrites `dx`.
+    pub fn grad_input(&self, dy: MatrixRef<'_>, w: &[f32], dx: MatrixMut<'_>, scratch: &mut [f32]) {
+        let Conv { isa, method, geom, rows } = *self;
+        self.check([dx.rows(), dx.cols()], w, [dy.rows(), dy.cols()]);
+        let grad = GradInput { geom, rows, dy, w, dx, scratch };
+        match method {
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Direct if depthwise::applies(geom) => unsafe {
+                depthwise::grad_input(isa, grad);
+            },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Direct => unsafe { dispatch(isa, grad) },
+        }
+    }
+
+    /// The gradient of the kernel, summed over all rows in order. Overwrites `dw`.
+    pub fn grad_kernel(
+        &self,
+        x: MatrixRef<'_>,
+        dy: MatrixRef<'_>,
+        dw: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let Conv { isa, method, geom, rows } = *self;
+        self.check([x.rows(), x.cols()], dw, [dy.rows(), dy.cols()]);
+        dw[..geom.kernel_dims().iter().product()].fill(0.0);
+        let grad = grad_kernel::GradKernel { geom, rows, x, dy, dw, scratch };
+        match method {
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Direct if depthwise::applies(geom) => unsafe {
+                depthwise::grad_kernel(isa, grad);
+            },
+            // SAFETY: `check` ensured that all operands hold the images of the geometry.
+            Method::Direct => unsafe { dispatch(isa, grad) },
+        }
     }
 }
 
-/// The gradient of the input. Overwrites `dx`.
-#[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
-pub fn grad_input(
-    isa: Isa,
-    method: Method,
-    geom: &ConvGeom,
-    rows: usize,
-    dy: &[f32],
-    ldy: usize,
-    w: &[f32],
-    dx: &mut [f32],
-    ldx: usize,
-    scratch: &mut [f32],
-) {
-    check(method, geom, rows, (dx.len(), ldx), w.len(), (dy.len(), ldy));
-    let grad = GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch };
-    match method {
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
-        Method::Direct if depthwise::applies(geom) => {
-            // SAFETY: `check` ensured that all slices hold the images of the geometry.
-            unsafe { depthwise::grad_input(isa, geom, rows, dy, ldy, w, grad.dx, ldx) };
-        }
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Direct => unsafe { dispatch(isa, grad) },
-    }
-}
-
-/// The gradient of the kernel, summed over all rows in order. Overwrites `dw`.
-#[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
-pub fn grad_kernel(
-    isa: Isa,
-    method: Method,
-    geom: &ConvGeom,
-    rows: usize,
-    x: &[f32],
-    ldx: usize,
-    dy: &[f32],
-    ldy: usize,
-    dw: &mut [f32],
-    scratch: &mut [f32],
-) {
-    check(method, geom, rows, (x.len(), ldx), dw.len(), (dy.len(), ldy));
-    dw[..geom.kernel_dims().iter().product()].fill(0.0);
-    let grad = grad_kernel::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch };
-    match method {
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
-        Method::Direct if depthwise::applies(geom) => {
-            // SAFETY: `check` ensured that all slices hold the images of the geometry.
-            unsafe { depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, grad.dw) };
-        }
-        // SAFETY: `check` ensured that all slices hold the images of the geometry.
-        Method::Direct => unsafe { dispatch(isa, grad) },
-    }
-}
-
+/// The operands of [`Conv::forward`], with sizes already checked.
 struct Forward<'a> {
     geom: &'a ConvGeom,
     rows: usize,
-    x: &'a [f32],
-    ldx: usize,
+    x: MatrixRef<'a>,
     w: &'a [f32],
-    bias: *const f32,
-    relu: bool,
-    y: &'a mut [f32],
-    ldy: usize,
+    epilogue: Epilogue<'a>,
+    y: MatrixMut<'a>,
     scratch: &'a mut [f32],
 }
 
 impl<'a> Forward<'a> {
     fn winograd<P>(self) -> winograd::Product<'a, P> {
-        let Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch } = self;
+        let Forward { geom, rows, x, w, epilogue, y, scratch } = self;
         winograd::Product {
             geom,
             pass: Pass::Forward,
             rows,
             src: x,
-            src_ld: ldx,
             w,
-            bias,
-            relu,
+            epilogue,
             dst: y,
-            dst_ld: ldy,
             scratch,
             tile: PhantomData,
         }
@@ -247,7 +232,7 @@ impl Kernel for Forward<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
+    unsafe fn run<S: Simd>(mut self) {
         let geom = self.geom;
         let [kh, kw, cin, filters] = geom.kernel_dims();
         let (taps, cout) = (kh * kw, filters / geom.groups);
@@ -257,6 +242,7 @@ impl Kernel for Forward<'_> {
         let mut tables = Tables::new(&mut arena, if gather { 1 } else { taps }, cin);
         let patches = if gather { arena.floats(BLOCK_ROWS * taps * cin) } else { &mut [] };
         let grid = Grid::forward(geom);
+        let (x, y) = (self.x.src(), self.y.dst());
         for group in 0..geom.groups {
             // SAFETY: lengths were checked, offsets select the channels of the group.
             unsafe {
@@ -270,15 +256,12 @@ impl Kernel for Forward<'_> {
                 let sweep = Sweep {
                     grid: &grid,
                     rows: self.rows,
-                    src: self.x.as_ptr().wrapping_add(group * cin),
-                    src_ld: self.ldx,
+                    src: Src { ptr: x.ptr.wrapping_add(group * cin), ld: x.ld },
                     k: cin,
                     weights,
                     cols: cout,
-                    dst: self.y.as_mut_ptr().wrapping_add(group * cout),
-                    dst_ld: self.ldy,
-                    bias: if self.bias.is_null() { self.bias } else { self.bias.add(group * cout) },
-                    relu: self.relu,
+                    dst: Dst { ptr: y.ptr.wrapping_add(group * cout), ld: y.ld },
+                    epilogue: self.epilogue.skip_columns(group * cout),
                 };
                 sweep.run::<S>(&mut tables, patches);
             }
@@ -286,31 +269,27 @@ impl Kernel for Forward<'_> {
     }
 }
 
+/// The operands of [`Conv::grad_input`], with sizes already checked.
 struct GradInput<'a> {
     geom: &'a ConvGeom,
     rows: usize,
-    dy: &'a [f32],
-    ldy: usize,
+    dy: MatrixRef<'a>,
     w: &'a [f32],
-    dx: &'a mut [f32],
-    ldx: usize,
+    dx: MatrixMut<'a>,
     scratch: &'a mut [f32],
 }
 
 impl<'a> GradInput<'a> {
     fn winograd<P>(self) -> winograd::Product<'a, P> {
-        let GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch } = self;
+        let GradInput { geom, rows, dy, w, dx, scratch } = self;
         winograd::Product {
             geom,
             pass: Pass::GradInput,
             rows,
             src: dy,
-            src_ld: ldy,
             w,
-            bias: std::ptr::null(),
-            relu: false,
+            epilogue: Epilogue::NONE,
             dst: dx,
-            dst_ld: ldx,
             scratch,
             tile: PhantomData,
         }
@@ -321,7 +300,7 @@ impl Kernel for GradInput<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
+    unsafe fn run<S: Simd>(mut self) {
         let geom = self.geom;
         if uses_patches(geom) {
             // SAFETY: lengths were checked.
@@ -332,6 +311,7 @@ impl Kernel for GradInput<'_> {
         let mut arena = Arena(self.scratch);
         let packed = arena.floats(kh * kw * cout * cin.next_multiple_of(S::LANES)).as_mut_ptr();
         let mut tables = Tables::new(&mut arena, kh * kw, cout);
+        let (dy, dx) = (self.dy.src(), self.dx.dst());
         for group in 0..geom.groups {
             for grid in Grid::phases(geom) {
                 let depth = grid.taps() * cout;
@@ -349,15 +329,12 @@ impl Kernel for GradInput<'_> {
                     let sweep = Sweep {
                         grid: &grid,
                         rows: self.rows,
-                        src: self.dy.as_ptr().wrapping_add(group * cout),
-                        src_ld: self.ldy,
+                        src: Src { ptr: dy.ptr.wrapping_add(group * cout), ld: dy.ld },
                         k: cout,
                         weights: Weights::Packed(packed),
                         cols: cin,
-                        dst: self.dx.as_mut_ptr().wrapping_add(group * cin),
-                        dst_ld: self.ldx,
-                        bias: std::ptr::null(),
-                        relu: false,
+                        dst: Dst { ptr: dx.ptr.wrapping_add(group * cin), ld: dx.ld },
+                        epilogue: Epilogue::NONE,
                     };
                     sweep.run::<S>(&mut tables, &mut []);
                 }
@@ -386,15 +363,12 @@ impl<'a> Tables<'a> {
 struct Sweep<'a> {
     grid: &'a Grid,
     rows: usize,
-    src: *const f32,
-    src_ld: usize,
+    src: Src,
     k: usize,
     weights: Weights,
     cols: usize,
-    dst: *mut f32,
-    dst_ld: usize,
-    bias: *const f32,
-    relu: bool,
+    dst: Dst,
+    epilogue: Epilogue<'a>,
 }
 
 impl Sweep<'_> {
@@ -408,15 +382,15 @@ impl Sweep<'_> {
             let (first, rows) = part(pixels, blocks, block);
             // SAFETY: the grid stays inside the images, whose lengths were checked.
             unsafe {
-                grid.destinations(first, self.dst, self.dst_ld, &mut tables.out[..rows]);
+                grid.destinations(first, self.dst.ptr, self.dst.ld, &mut tables.out[..rows]);
                 let (taps, k);
                 if patches.is_empty() {
                     (taps, k) = (grid.taps(), self.k);
                     let a = &mut tables.a[..taps * rows];
-                    grid.sources(first, self.src, self.src_ld, tables.zeros, a, rows);
+                    grid.sources(first, self.src.ptr, self.src.ld, tables.zeros, a, rows);
                 } else {
                     (taps, k) = (1, grid.taps() * self.k);
-                    grid.gather(first, rows, self.src, self.src_ld, self.k, patches);
+                    grid.gather(first, rows, self.src.ptr, self.src.ld, self.k, patches);
                     for i in 0..rows {
                         tables.a[i] = patches.as_mut_ptr().add(i * k);
                     }
@@ -429,8 +403,7 @@ impl Sweep<'_> {
                     weights: self.weights,
                     cols: self.cols,
                     out: tables.out.as_ptr(),
-                    bias: self.bias,
-                    relu: self.relu,
+                    epilogue: self.epilogue,
                 }
                 .run::<S>();
             }

@@ -1,6 +1,6 @@
 //! Dense layers: `y = x w + b` and its two gradients.
 //!
-//! Rows of activations may be wider than the matrix (`ld`): inputs and outputs can be slices of a
+//! Rows of activations may have gaps between them ([`MatrixRef`]): inputs and outputs can be slices of a
 //! concatenated tensor. [`forward`] reads the weights in place if `reads_in_place` allows it;
 //! [`grad_input`] packs their transpose into scratch on every call, which costs about as much as six
 //! rows of the product.
@@ -8,9 +8,7 @@
 // A kernel fills two tables of pointers in lockstep and must avoid closures.
 #![allow(clippy::needless_range_loop)]
 
-use std::ops::Range;
-
-use super::layout::Dst;
+use super::matrix::{Epilogue, MatrixMut, MatrixRef};
 use super::tile::{
     Arena, BLOCK_ROWS, Block, Outer, Panels, Weights, pack_columns, pack_rows, part, reads_in_place,
 };
@@ -32,205 +30,99 @@ pub fn scratch_len(k: usize, n: usize) -> usize {
     Arena::floats_len(packed) + 2 * Arena::pointers_len(BLOCK_ROWS)
 }
 
-/// Maximum number of rows of a matrix, so that products of sizes do not overflow.
-const MAX_ROWS: usize = 1 << 35;
-
-/// Panics unless `len` floats hold `rows` rows of `cols` floats, `ld` apart.
-pub(crate) fn check_matrix(name: &str, len: usize, rows: usize, cols: usize, ld: usize) {
-    // No slice has a size that overflows.
-    let needed = match rows {
-        0 => Some(0),
-        _ => (rows - 1).checked_mul(ld).and_then(|n| n.checked_add(cols)),
-    };
+/// Panics unless a shape is as expected.
+#[track_caller]
+fn check_shape(name: &str, shape: [usize; 2], expected: [usize; 2]) {
+    let ([m, n], [rows, cols]) = (expected, shape);
     assert!(
-        rows <= MAX_ROWS && ld >= cols && needed.is_some_and(|n| len >= n),
-        "{name}: expected {rows} rows of {cols} floats, {ld} apart, received {len} floats"
+        shape == expected,
+        "{name}: expected {m} rows of {n} floats, received {rows} of {cols}"
     );
 }
 
-/// `y[m, n] = x[m, k] w[k, n] (+ bias) (then max with 0)`.
-#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
-pub fn forward(
-    isa: Isa,
-    m: usize,
-    k: usize,
-    n: usize,
-    x: &[f32],
-    ldx: usize,
-    w: &[f32],
-    bias: Option<&[f32]>,
-    relu: bool,
-    y: &mut [f32],
-    ldy: usize,
-    scratch: &mut [f32],
-) {
-    forward_columns(isa, m, k, n, 0..n, x, ldx, w, bias, relu, y, ldy, scratch);
-}
-
-/// Columns `columns` of [`forward`]; `y` starts with the first of them.
+/// `y[m, n] = x[m, k] w[k, n]`, followed by the epilogue.
 ///
 /// Every element is summed over `k` in order, so any split of the columns gives the same bits.
-#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
-pub fn forward_columns(
+pub fn forward(
     isa: Isa,
-    m: usize,
-    k: usize,
-    n: usize,
-    columns: Range<usize>,
-    x: &[f32],
-    ldx: usize,
-    w: &[f32],
-    bias: Option<&[f32]>,
-    relu: bool,
-    y: &mut [f32],
-    ldy: usize,
+    x: MatrixRef<'_>,
+    w: MatrixRef<'_>,
+    epilogue: Epilogue<'_>,
+    y: MatrixMut<'_>,
     scratch: &mut [f32],
 ) {
-    assert!(columns.start <= columns.end && columns.end <= n, "columns {columns:?} exceed {n}");
-    check_matrix("x", x.len(), m, k, ldx);
-    check_matrix("w", w.len(), k, n, n);
-    check_matrix("y", y.len(), m, columns.len(), ldy);
-    assert!(bias.is_none_or(|bias| bias.len() >= n), "bias: expected {n} floats");
-    let bias = bias.map_or(std::ptr::null(), |b| b[columns.start..].as_ptr());
-    let (w, n, ldw) = (&w[columns.start.min(w.len())..], columns.len(), n);
-    let y = y.as_mut_ptr();
-    let product =
-        Product { m, k, n, x, ldx, w, ldw, transposed: false, bias, relu, y, ldy, scratch };
-    // SAFETY: all lengths were checked above.
-    unsafe { dispatch(isa, product) };
+    check_shape("w", [w.rows(), w.cols()], [x.cols(), y.cols()]);
+    check_shape("y", [y.rows(), y.cols()], [x.rows(), w.cols()]);
+    epilogue.check(y.cols());
+    // SAFETY: all sizes were checked above.
+    unsafe { dispatch(isa, Gemm { x, w, transposed: false, epilogue, y, scratch }) };
 }
 
 /// `dx[m, k] = dy[m, n] wᵀ` for `w[k, n]`.
-#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
 pub fn grad_input(
     isa: Isa,
-    m: usize,
-    k: usize,
-    n: usize,
-    dy: &[f32],
-    ldy: usize,
-    w: &[f32],
-    dx: &mut [f32],
-    ldx: usize,
+    dy: MatrixRef<'_>,
+    w: MatrixRef<'_>,
+    dx: MatrixMut<'_>,
     scratch: &mut [f32],
 ) {
-    check_matrix("dx", dx.len(), m, k, ldx);
-    // SAFETY: `dx` holds the result, as just checked.
-    unsafe { grad_input_at(isa, m, k, n, dy, ldy, w, dx.as_mut_ptr(), ldx, scratch) };
+    check_shape("w", [w.rows(), w.cols()], [dx.cols(), dy.cols()]);
+    check_shape("dx", [dx.rows(), dx.cols()], [dy.rows(), w.rows()]);
+    let epilogue = Epilogue::NONE;
+    // SAFETY: all sizes were checked above.
+    unsafe { dispatch(isa, Gemm { x: dy, w, transposed: true, epilogue, y: dx, scratch }) };
 }
 
-/// [`grad_input`] for a `dx` inside a wider matrix whose other columns belong to other workers.
+/// `dw[k, n] = xᵀ dy` for `x[m, k]` and `dy[m, n]`.
+///
+/// Rows are summed in order for each element, so any split of the columns of `x` gives the same bits.
+pub fn grad_weight(isa: Isa, x: MatrixRef<'_>, dy: MatrixRef<'_>, dw: MatrixMut<'_>) {
+    check_shape("dy", [dy.rows(), dy.cols()], [x.rows(), dw.cols()]);
+    check_shape("dw", [dw.rows(), dw.cols()], [x.cols(), dy.cols()]);
+    // SAFETY: all sizes were checked above.
+    unsafe { dispatch(isa, WeightGradient { x, dy, dw }) };
+}
+
+/// `y = Σ parts`, followed by the epilogue. Parts are added in order.
 ///
 /// # Safety
-/// `dx` points to `m` rows of `k` floats, `ldx` apart, that no other thread accesses.
-#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
-pub unsafe fn grad_input_at(
-    isa: Isa,
-    m: usize,
-    k: usize,
-    n: usize,
-    dy: &[f32],
-    ldy: usize,
-    w: &[f32],
-    dx: *mut f32,
-    ldx: usize,
-    scratch: &mut [f32],
-) {
-    check_matrix("dy", dy.len(), m, n, ldy);
-    check_matrix("w", w.len(), k, n, n);
-    let product = Product {
-        m,
-        k: n,
-        n: k,
-        x: dy,
-        ldx: ldy,
-        w,
-        ldw: n,
-        transposed: true,
-        bias: std::ptr::null(),
-        relu: false,
-        y: dx,
-        ldy: ldx,
-        scratch,
-    };
-    // SAFETY: all lengths were checked above.
-    unsafe { dispatch(isa, product) };
-}
-
-/// `dw[k_range, n] = xᵀ dy` for `x[m, k]` and `dy[m, n]`; `dw` holds the rows of `k_range` only.
-///
-/// Rows are summed in order for each element, so any split of `0..k` into ranges gives the same bits.
-#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
-pub fn grad_weight(
-    isa: Isa,
-    m: usize,
-    k: usize,
-    n: usize,
-    x: &[f32],
-    ldx: usize,
-    dy: &[f32],
-    ldy: usize,
-    k_range: Range<usize>,
-    dw: &mut [f32],
-) {
-    assert!(k_range.start <= k_range.end && k_range.end <= k, "k_range {k_range:?} exceeds {k}");
-    check_matrix("dw", dw.len(), k_range.len(), n, n);
-    check_matrix("x", x.len(), m, k, ldx);
-    check_matrix("dy", dy.len(), m, n, ldy);
-    // SAFETY: all lengths were checked above.
-    unsafe { dispatch(isa, WeightGradient { m, n, x, ldx, dy, ldy, k_range, dw }) };
-}
-
-/// `y = Σ parts (+ bias) (then max with 0)`; each part has `m` rows of `n` floats. Parts are added in order.
-///
-/// # Safety
-/// Every part holds the rows without gaps. `y` is valid for them and overlaps no part.
-pub unsafe fn add_parts(
-    isa: Isa,
-    m: usize,
-    n: usize,
-    parts: &[*const f32],
-    bias: Option<&[f32]>,
-    relu: bool,
-    y: Dst,
-) {
-    assert!(bias.is_none_or(|bias| bias.len() >= n), "bias: expected {n} floats");
-    // SAFETY: all lengths were checked above.
-    unsafe { dispatch(isa, AddParts { m, n, parts, bias, relu, y }) };
+/// Every part holds the rows of `y` without gaps and does not overlap `y`.
+pub unsafe fn add_parts(isa: Isa, parts: &[*const f32], epilogue: Epilogue<'_>, y: MatrixMut<'_>) {
+    epilogue.check(y.cols());
+    // SAFETY: the caller's contract; the bias was checked above.
+    unsafe { dispatch(isa, AddParts { parts, epilogue, y }) };
 }
 
 struct AddParts<'a> {
-    m: usize,
-    n: usize,
     parts: &'a [*const f32],
-    bias: Option<&'a [f32]>,
-    relu: bool,
-    y: Dst,
+    epilogue: Epilogue<'a>,
+    y: MatrixMut<'a>,
 }
 
 impl Kernel for AddParts<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        for row in 0..self.m {
+    unsafe fn run<S: Simd>(mut self) {
+        let (rows, cols, y) = (self.y.rows(), self.y.cols(), self.y.dst());
+        for row in 0..rows {
             let mut col = 0;
-            while col < self.n {
-                let lanes = S::LANES.min(self.n - col);
+            while col < cols {
+                let lanes = S::LANES.min(cols - col);
                 // SAFETY: the caller's contract, and the bias was checked.
                 unsafe {
                     let mut sum = S::zero();
                     for (i, part) in self.parts.iter().enumerate() {
-                        let x = S::load_partial(part.add(row * self.n + col), lanes);
+                        let x = S::load_partial(part.add(row * cols + col), lanes);
                         sum = if i == 0 { x } else { S::add(sum, x) };
                     }
-                    if let Some(bias) = self.bias {
+                    if let Some(bias) = self.epilogue.bias {
                         sum = S::add(sum, S::load_partial(bias.as_ptr().add(col), lanes));
                     }
-                    if self.relu {
+                    if self.epilogue.relu {
                         sum = S::max(S::zero(), sum);
                     }
-                    S::store_partial(self.y.ptr.add(row * self.y.ld + col), sum, lanes);
+                    S::store_partial(y.ptr.add(row * y.ld + col), sum, lanes);
                 }
                 col += S::LANES;
             }
@@ -238,30 +130,22 @@ impl Kernel for AddParts<'_> {
     }
 }
 
-/// `y[m, n] = x[m, k] w` with lengths already checked. `w` is `[k, n]`, or `[n, k]` if transposed, with rows
-/// `ldw` apart.
-struct Product<'a> {
-    m: usize,
-    k: usize,
-    n: usize,
-    x: &'a [f32],
-    ldx: usize,
-    w: &'a [f32],
-    ldw: usize,
+/// `y[m, n] = x[m, k] w` with sizes already checked. `w` is `[k, n]`, or `[n, k]` if transposed.
+struct Gemm<'a> {
+    x: MatrixRef<'a>,
+    w: MatrixRef<'a>,
     transposed: bool,
-    bias: *const f32,
-    relu: bool,
-    y: *mut f32,
-    ldy: usize,
+    epilogue: Epilogue<'a>,
+    y: MatrixMut<'a>,
     scratch: &'a mut [f32],
 }
 
-impl Kernel for Product<'_> {
+impl Kernel for Gemm<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Product { m, k, n, .. } = self;
+    unsafe fn run<S: Simd>(mut self) {
+        let (m, k, n) = (self.x.rows(), self.x.cols(), self.y.cols());
         if m == 0 || n == 0 {
             return;
         }
@@ -269,16 +153,16 @@ impl Kernel for Product<'_> {
         let packed = arena.floats(k * n.next_multiple_of(S::LANES)).as_mut_ptr();
         let a = arena.pointers::<f32>(BLOCK_ROWS);
         let out = arena.pointers::<f32>(BLOCK_ROWS);
-        let w = self.w.as_ptr();
-        // SAFETY: lengths were checked, and `packed` holds the padded weights.
+        let (x, w, y) = (self.x.src(), self.w.src(), self.y.dst());
+        // SAFETY: sizes were checked, and `packed` holds the padded weights.
         let weights = unsafe {
             if self.transposed {
-                pack_columns::<S>(w, self.ldw, k, n, packed, (0, k));
+                pack_columns::<S>(w.ptr, w.ld, k, n, packed, (0, k));
                 Weights::Packed(packed)
             } else if reads_in_place::<S>(n, m) {
-                Weights::Rows(w, self.ldw)
+                Weights::Rows(w.ptr, w.ld)
             } else {
-                pack_rows::<S>(w, self.ldw, k, n, packed);
+                pack_rows::<S>(w.ptr, w.ld, k, n, packed);
                 Weights::Packed(packed)
             }
         };
@@ -288,55 +172,50 @@ impl Kernel for Product<'_> {
             // SAFETY: rows `first..first + rows` lie inside both matrices.
             unsafe {
                 for i in 0..rows {
-                    a[i] = self.x.as_ptr().add((first + i) * self.ldx).cast_mut();
-                    out[i] = self.y.add((first + i) * self.ldy);
+                    a[i] = x.ptr.add((first + i) * x.ld).cast_mut();
+                    out[i] = y.ptr.add((first + i) * y.ld);
                 }
-                let (bias, relu) = (self.bias, self.relu);
-                let (a, out) = (a.as_ptr().cast(), out.as_ptr());
-                Block { rows, taps: 1, k, a, weights, cols: n, out, bias, relu }.run::<S>();
+                let (a, out, epilogue) = (a.as_ptr().cast(), out.as_ptr(), self.epilogue);
+                Block { rows, taps: 1, k, a, weights, cols: n, out, epilogue }.run::<S>();
             }
         }
     }
 }
 
 struct WeightGradient<'a> {
-    m: usize,
-    n: usize,
-    x: &'a [f32],
-    ldx: usize,
-    dy: &'a [f32],
-    ldy: usize,
-    k_range: Range<usize>,
-    dw: &'a mut [f32],
+    x: MatrixRef<'a>,
+    dy: MatrixRef<'a>,
+    dw: MatrixMut<'a>,
 }
 
 impl Kernel for WeightGradient<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let (n, rows) = (self.n, self.k_range.len());
-        if self.m == 0 {
-            self.dw[..rows * n].fill(0.0);
+    unsafe fn run<S: Simd>(mut self) {
+        let (m, rows, cols) = (self.x.rows(), self.dw.rows(), self.dw.cols());
+        if m == 0 {
+            self.dw.zero();
         }
-        let parts = self.m.div_ceil(GRAD_ROWS);
+        let (x, dy, dw) = (self.x.src(), self.dy.src(), self.dw.dst());
+        let parts = m.div_ceil(GRAD_ROWS);
         for i in 0..parts {
-            let (first, count) = part(self.m, parts, i);
-            // SAFETY: lengths were checked by `grad_weight`.
+            let (first, count) = part(m, parts, i);
+            // SAFETY: sizes were checked by `grad_weight`.
             unsafe {
                 let outer = Outer {
                     rows,
-                    cols: n,
+                    cols,
                     extent: [1, 1, count],
-                    x: self.x.as_ptr().add(first * self.ldx + self.k_range.start),
-                    x_step: [0, 0, self.ldx],
-                    y: self.dy.as_ptr().add(first * self.ldy),
-                    y_step: [0, 0, self.ldy],
-                    out: self.dw.as_mut_ptr(),
-                    out_step: n,
+                    x: x.ptr.add(first * x.ld),
+                    x_step: [0, 0, x.ld],
+                    y: dy.ptr.add(first * dy.ld),
+                    y_step: [0, 0, dy.ld],
+                    out: dw.ptr,
+                    out_step: dw.ld,
                     accumulate: i > 0,
                 };
-                for panel in Panels::new::<S>(n) {
+                for panel in Panels::new::<S>(cols) {
                     outer.run_panel::<S>(panel);
                 }
             }

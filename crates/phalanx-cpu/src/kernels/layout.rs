@@ -14,6 +14,13 @@ pub struct Src {
     pub ld: usize,
 }
 
+impl Src {
+    /// The value without its first `pixels` pixels.
+    pub(crate) fn skip_pixels(self, pixels: usize) -> Src {
+        Src { ptr: self.ptr.wrapping_add(pixels * self.ld), ld: self.ld }
+    }
+}
+
 /// A writable value whose pixels start `ld` floats apart. Gaps between pixels are not written.
 #[derive(Clone, Copy, Debug)]
 pub struct Dst {
@@ -21,6 +28,13 @@ pub struct Dst {
     pub ptr: *mut f32,
     /// Floats from one pixel to the next.
     pub ld: usize,
+}
+
+impl Dst {
+    /// The value without its first `pixels` pixels.
+    pub(crate) fn skip_pixels(self, pixels: usize) -> Dst {
+        Dst { ptr: self.ptr.wrapping_add(pixels * self.ld), ld: self.ld }
+    }
 }
 
 /// One loop of a copy: the number of iterations, and the strides in source and destination.

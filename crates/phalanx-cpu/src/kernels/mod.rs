@@ -6,6 +6,7 @@ pub mod elementwise;
 pub mod index;
 pub mod layout;
 pub mod math;
+pub mod matrix;
 pub mod norm;
 pub mod pool;
 pub mod random;

@@ -273,19 +273,24 @@ impl<B: PerVector> Kernel for Each<B> {
     }
 }
 
+/// A pass over the input of a normalisation.
+#[derive(Clone, Copy, Debug)]
+pub struct NormPass<'a> {
+    /// The parameters.
+    pub norm: BatchNorm<'a>,
+    /// Number of pixels of every operand.
+    pub pixels: usize,
+    /// The input, before the normalisation.
+    pub x: Src,
+}
+
 /// `y = x * scale + shift` and the ReLU, if any, in one pass. `scratch` holds `2c` floats.
 ///
 /// # Safety
-/// `x` and `y` are valid for `pixels` of `gamma.len()` channels; they may be the same, otherwise
+/// `pass.x` and `y` are valid for the pixels of `gamma.len()` channels; they may be the same, otherwise
 /// they do not overlap.
-pub unsafe fn normalize(
-    isa: Isa,
-    norm: &BatchNorm<'_>,
-    pixels: usize,
-    x: Src,
-    y: Dst,
-    scratch: &mut [f32],
-) {
+pub unsafe fn normalize(isa: Isa, pass: &NormPass<'_>, y: Dst, scratch: &mut [f32]) {
+    let NormPass { norm, pixels, x } = *pass;
     let c = norm.channels();
     let (scale, shift) = scratch[..2 * c].split_at_mut(c);
     norm.scale_shift(scale, shift);
@@ -335,18 +340,16 @@ unsafe fn relu_masked<S: Simd>(dy: S::V, x: S::V, scale: S::V, shift: S::V) -> S
 /// `Σ dy`, then `Σ dy·x̂`, of every channel into `out`. `wide` holds `2c` numbers, `scratch` `2c`.
 ///
 /// # Safety
-/// `dy` and `x` are valid for `pixels` of `gamma.len()` channels.
-#[allow(clippy::too_many_arguments)]
+/// `dy` and `pass.x` are valid for the pixels of `gamma.len()` channels.
 pub unsafe fn grad_sums(
     isa: Isa,
-    norm: &BatchNorm<'_>,
-    pixels: usize,
+    pass: &NormPass<'_>,
     dy: Src,
-    x: Src,
     out: &mut [f32],
     wide: &mut [f64],
     scratch: &mut [f32],
 ) {
+    let NormPass { norm, pixels, x } = *pass;
     let c = norm.channels();
     let (scale, shift) = scratch[..2 * c].split_at_mut(c);
     norm.scale_shift(scale, shift);
@@ -413,19 +416,17 @@ impl<const RELU: bool> Terms for GradSums<RELU> {
 /// `scratch` holds `4c` floats.
 ///
 /// # Safety
-/// All operands are valid for `pixels` of `gamma.len()` channels. `dx` may be `dy` or `x`, otherwise it
-/// overlaps neither.
-#[allow(clippy::too_many_arguments)]
+/// All operands are valid for the pixels of `gamma.len()` channels. `dx` may be `dy` or `pass.x`, otherwise
+/// it overlaps neither.
 pub unsafe fn grad_input(
     isa: Isa,
-    norm: &BatchNorm<'_>,
-    pixels: usize,
+    pass: &NormPass<'_>,
     dy: Src,
-    x: Src,
     (sums, count): (&[f32], f64),
     dx: Dst,
     scratch: &mut [f32],
 ) {
+    let NormPass { norm, pixels, x } = *pass;
     let c = norm.channels();
     let (scale, rest) = scratch[..4 * c].split_at_mut(c);
     let (shift, rest) = rest.split_at_mut(c);
@@ -522,11 +523,12 @@ mod tests {
             stats(&wide, count, &mut st);
             let norm = BatchNorm { stats: &st, gamma: &gamma, beta: &beta, epsilon, relu };
             let to = Dst { ptr: y.as_mut_ptr(), ld };
-            normalize(isa, &norm, pixels, src(&sx), to, &mut scratch);
-            grad_sums(isa, &norm, pixels, src(&sdy), src(&sx), &mut sums, &mut wide, &mut scratch);
+            let pass = NormPass { norm, pixels, x: src(&sx) };
+            normalize(isa, &pass, to, &mut scratch);
+            grad_sums(isa, &pass, src(&sdy), &mut sums, &mut wide, &mut scratch);
             let to = Dst { ptr: dx.as_mut_ptr(), ld };
             let reduced = (&sums[..], count);
-            grad_input(isa, &norm, pixels, src(&sdy), src(&sx), reduced, to, &mut scratch);
+            grad_input(isa, &pass, src(&sdy), reduced, to, &mut scratch);
             norm
         };
         let (y, dx) = (unspread(&y, c, ld), unspread(&dx, c, ld));
@@ -579,8 +581,9 @@ mod tests {
             // SAFETY: all have 40 pixels.
             unsafe {
                 let to = Dst { ptr: y.as_mut_ptr(), ld: c };
-                normalize(isa, &norm, 40, src(&x), to, &mut scratch);
-                grad_sums(isa, &norm, 40, src(&ones), src(&x), &mut sums, &mut wide, &mut scratch);
+                let pass = NormPass { norm, pixels: 40, x: src(&x) };
+                normalize(isa, &pass, to, &mut scratch);
+                grad_sums(isa, &pass, src(&ones), &mut sums, &mut wide, &mut scratch);
             }
             for (i, sum) in sums[..c].iter().enumerate() {
                 let open = y.iter().skip(i).step_by(c).filter(|v| **v > 0.0).count();

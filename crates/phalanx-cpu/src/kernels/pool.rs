@@ -59,10 +59,18 @@ impl Window {
     }
 }
 
-/// A pass over all windows of all images; `K` processes one window.
+/// The windows of a batch of images.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows<'a> {
+    /// Shapes of one image.
+    pub geom: &'a ConvGeom,
+    /// Number of images.
+    pub rows: usize,
+}
+
+/// A pass over all windows; `K` processes one of them.
 struct Pass<'a, K> {
-    geom: &'a ConvGeom,
-    rows: usize,
+    windows: Windows<'a>,
     window: K,
 }
 
@@ -84,13 +92,14 @@ impl<K: PerWindow> Kernel for Pass<'_, K> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let [h, w, c] = self.geom.output;
-        let image_pixels = self.geom.input[0] * self.geom.input[1];
+        let Windows { geom, rows } = self.windows;
+        let [h, w, c] = geom.output;
+        let image_pixels = geom.input[0] * geom.input[1];
         let mut pixel = 0;
-        for row in 0..self.rows {
+        for row in 0..rows {
             for i in 0..h {
                 for j in 0..w {
-                    let window = Window::new(self.geom, i, j);
+                    let window = Window::new(geom, i, j);
                     let image = row * image_pixels;
                     let mut at = 0;
                     // SAFETY: the taps lie inside the image, channels stay below `c`.
@@ -115,18 +124,16 @@ impl<K: PerWindow> Kernel for Pass<'_, K> {
     }
 }
 
-/// The largest element or the mean of each window of `rows` images.
+/// The largest element or the mean of each window.
 ///
 /// # Safety
-/// `x` and `y` are valid for `rows` images of the geometry and do not overlap.
-pub unsafe fn pool(isa: Isa, kind: PoolKind, geom: &ConvGeom, rows: usize, x: Src, y: Dst) {
+/// `x` and `y` are valid for the images and do not overlap.
+pub unsafe fn pool(isa: Isa, kind: PoolKind, windows: Windows<'_>, x: Src, y: Dst) {
     match kind {
         // SAFETY: the caller's contract.
-        PoolKind::Max => unsafe { dispatch(isa, Pass { geom, rows, window: Max { x, y } }) },
+        PoolKind::Max => unsafe { dispatch(isa, Pass { windows, window: Max { x, y } }) },
         // SAFETY: the caller's contract.
-        PoolKind::Average => unsafe {
-            dispatch(isa, Pass { geom, rows, window: Average { x, y } })
-        },
+        PoolKind::Average => unsafe { dispatch(isa, Pass { windows, window: Average { x, y } }) },
     }
 }
 
@@ -213,7 +220,7 @@ fn coverage(geom: &ConvGeom) -> (bool, bool) {
 }
 
 /// Zeroes `dx` unless every pixel will be overwritten. Returns true if windows are disjoint.
-unsafe fn prepare(geom: &ConvGeom, rows: usize, dx: Dst) -> bool {
+unsafe fn prepare(Windows { geom, rows }: Windows<'_>, dx: Dst) -> bool {
     let (disjoint, overwritten) = coverage(geom);
     if !overwritten {
         let [h, w, c] = geom.input;
@@ -226,17 +233,16 @@ unsafe fn prepare(geom: &ConvGeom, rows: usize, dx: Dst) -> bool {
 /// Derivative of max pooling: `dy` goes to the first maximum of each window in row-major order.
 ///
 /// # Safety
-/// All operands are valid for `rows` images, and `dx` overlaps none of the others.
-#[allow(clippy::too_many_arguments)]
-pub unsafe fn max_grad(isa: Isa, geom: &ConvGeom, rows: usize, x: Src, y: Src, dy: Src, dx: Dst) {
+/// All operands are valid for the images, and `dx` overlaps none of the others.
+pub unsafe fn max_grad(isa: Isa, windows: Windows<'_>, x: Src, y: Src, dy: Src, dx: Dst) {
     // SAFETY: the caller's contract.
-    let disjoint = unsafe { prepare(geom, rows, dx) };
+    let disjoint = unsafe { prepare(windows, dx) };
     if disjoint {
         // SAFETY: the caller's contract.
-        unsafe { dispatch(isa, Pass { geom, rows, window: MaxGrad::<false> { x, y, dy, dx } }) };
+        unsafe { dispatch(isa, Pass { windows, window: MaxGrad::<false> { x, y, dy, dx } }) };
     } else {
         // SAFETY: the caller's contract.
-        unsafe { dispatch(isa, Pass { geom, rows, window: MaxGrad::<true> { x, y, dy, dx } }) };
+        unsafe { dispatch(isa, Pass { windows, window: MaxGrad::<true> { x, y, dy, dx } }) };
     }
 }
 
@@ -295,16 +301,16 @@ impl<const ADD: bool> PerWindow for MaxGrad<ADD> {
 /// Derivative of average pooling: `dy` goes evenly to the elements of each window.
 ///
 /// # Safety
-/// Both operands are valid for `rows` images and do not overlap.
-pub unsafe fn average_grad(isa: Isa, geom: &ConvGeom, rows: usize, dy: Src, dx: Dst) {
+/// Both operands are valid for the images and do not overlap.
+pub unsafe fn average_grad(isa: Isa, windows: Windows<'_>, dy: Src, dx: Dst) {
     // SAFETY: the caller's contract.
-    let disjoint = unsafe { prepare(geom, rows, dx) };
+    let disjoint = unsafe { prepare(windows, dx) };
     if disjoint {
         // SAFETY: the caller's contract.
-        unsafe { dispatch(isa, Pass { geom, rows, window: AverageGrad::<false> { dy, dx } }) };
+        unsafe { dispatch(isa, Pass { windows, window: AverageGrad::<false> { dy, dx } }) };
     } else {
         // SAFETY: the caller's contract.
-        unsafe { dispatch(isa, Pass { geom, rows, window: AverageGrad::<true> { dy, dx } }) };
+        unsafe { dispatch(isa, Pass { windows, window: AverageGrad::<true> { dy, dx } }) };
     }
 }
 
@@ -350,7 +356,7 @@ impl<const ADD: bool> PerWindow for AverageGrad<ADD> {
 mod tests {
     use super::*;
     use crate::kernels::math::testing::{close, numbers, spread, unspread};
-    use phalanx_graph::{Padding, Window};
+    use phalanx_graph::Padding;
 
     /// Input elements of each output's window, in row-major order.
     fn windows(g: &ConvGeom, rows: usize) -> Vec<Vec<usize>> {
@@ -387,7 +393,10 @@ mod tests {
             ] {
                 for padding in [Padding::Valid, Padding::Same] {
                     let input = [size[0], size[1], c];
-                    let window = Window { kernel, stride, dilation, padding, groups: 1 };
+                    let window = phalanx_graph::Window {
+                        dilation,
+                        ..phalanx_graph::Window::new(kernel, stride, padding)
+                    };
                     all.extend(ConvGeom::new(input, c, window));
                 }
             }
@@ -430,17 +439,18 @@ mod tests {
             let mut dx = spread(&vec![9.0; x.len()], c, ld);
             let src = |x: &[f32]| Src { ptr: x.as_ptr(), ld };
             let what = format!("{g} {:?} rows {rows}", g.input);
+            let windows = Windows { geom: g, rows };
             // SAFETY: all have `rows` images with the same distance between pixels.
             unsafe {
                 let to = Dst { ptr: y.as_mut_ptr(), ld };
-                pool(isa, PoolKind::Average, g, rows, src(&sx), to);
+                pool(isa, PoolKind::Average, windows, src(&sx), to);
                 close(isa, &format!("mean {what}"), &unspread(&y, c, ld), &mean, 1e-6);
-                pool(isa, PoolKind::Max, g, rows, src(&sx), to);
+                pool(isa, PoolKind::Max, windows, src(&sx), to);
                 close(isa, &format!("max {what}"), &unspread(&y, c, ld), &max, 0.0);
                 let to = Dst { ptr: dx.as_mut_ptr(), ld };
-                max_grad(isa, g, rows, src(&sx), src(&y), src(&sdy), to);
+                max_grad(isa, windows, src(&sx), src(&y), src(&sdy), to);
                 close(isa, &format!("max' {what}"), &unspread(&dx, c, ld), &dmax, 2e-6);
-                average_grad(isa, g, rows, src(&sdy), to);
+                average_grad(isa, windows, src(&sdy), to);
                 close(isa, &format!("mean' {what}"), &unspread(&dx, c, ld), &dmean, 2e-6);
             }
         }
@@ -448,7 +458,9 @@ mod tests {
 
     #[test]
     fn nan_wins() {
-        let g = ConvGeom::new([2, 2, 1], 1, Window::new([2, 2], [2, 2], Padding::Valid)).unwrap();
+        let window = phalanx_graph::Window::new([2, 2], [2, 2], Padding::Valid);
+        let g = ConvGeom::new([2, 2, 1], 1, window).unwrap();
+        let windows = Windows { geom: &g, rows: 1 };
         for isa in Isa::available() {
             let x = [1.0, f32::NAN, 5.0, f32::NAN];
             let (mut y, mut dx, dy) = ([0.0], [9.0; 4], [3.0]);
@@ -456,9 +468,9 @@ mod tests {
             // SAFETY: one image of four pixels and its result.
             unsafe {
                 let to = Dst { ptr: y.as_mut_ptr(), ld: 1 };
-                pool(isa, PoolKind::Max, &g, 1, src(&x), to);
+                pool(isa, PoolKind::Max, windows, src(&x), to);
                 let to = Dst { ptr: dx.as_mut_ptr(), ld: 1 };
-                max_grad(isa, &g, 1, src(&x), src(&y), src(&dy), to);
+                max_grad(isa, windows, src(&x), src(&y), src(&dy), to);
             }
             assert!(y[0].is_nan());
             assert_eq!(dx, [0.0, 3.0, 0.0, 0.0]);

@@ -191,94 +191,88 @@ pub unsafe fn sum_rows(isa: Isa, rows: usize, len: usize, x: *const f32, y: *mut
     unsafe { reduce(isa, ReduceKind::Sum, [1, rows, len], x, y) }
 }
 
-/// Sum or maximum of every row along `axes` (ascending) of `dims`.
-///
-/// # Safety
-/// `x` and `y` are valid for `rows` rows and do not overlap.
-pub unsafe fn reduce_axes(
-    isa: Isa,
-    kind: ReduceKind,
-    rows: usize,
-    dims: &[usize],
-    axes: &[usize],
-    x: *const f32,
-    y: *mut f32,
-) {
-    let reduced = |a: usize| axes.contains(&a) && dims[a] != 1;
-    let first = (0..dims.len()).find(|a| reduced(*a));
-    let last = (0..dims.len()).rfind(|a| reduced(*a));
-    let (first, end) = (first.unwrap_or(dims.len()), last.map_or(dims.len(), |l| l + 1));
-    // SAFETY: the caller's contract.
-    unsafe {
-        if (first..end).all(|a| reduced(a) || dims[a] == 1) {
-            let outer = rows * dims[..first].iter().product::<usize>();
-            let len = dims[first..end].iter().product();
-            return reduce(isa, kind, [outer, len, dims[end..].iter().product()], x, y);
-        }
-        let (len, mut next) = (dims.iter().product::<usize>(), y);
-        for r in 0..rows {
-            reduce_remaining(kind, dims, axes, 0, x.add(r * len), len, &mut next);
-        }
-    }
+/// A sum or maximum of every row along some axes.
+#[derive(Clone, Copy, Debug)]
+pub struct Reduction<'a> {
+    /// Sum or maximum.
+    pub kind: ReduceKind,
+    /// Number of rows.
+    pub rows: usize,
+    /// Dimensions of a row.
+    pub dims: &'a [usize],
+    /// The reduced axes, ascending.
+    pub axes: &'a [usize],
 }
 
-/// Iterates over the axes that are not reduced and writes one number for each combination of indices.
-unsafe fn reduce_remaining(
-    kind: ReduceKind,
-    dims: &[usize],
-    axes: &[usize],
-    axis: usize,
-    x: *const f32,
-    block: usize,
-    y: &mut *mut f32,
-) {
-    // SAFETY: offsets stay inside the row; `y` has one element for each combination.
-    unsafe {
-        match dims.get(axis) {
-            None => {
-                let start = if kind == ReduceKind::Sum { 0.0 } else { f64::NEG_INFINITY };
-                let len: usize = dims.iter().product();
-                **y = fold(kind, dims, axes, 0, x, len, start) as f32;
-                *y = y.add(1);
+impl Reduction<'_> {
+    /// Computes `y` from `x`.
+    ///
+    /// # Safety
+    /// `x` and `y` are valid for all rows and do not overlap.
+    pub unsafe fn run(&self, isa: Isa, x: *const f32, y: *mut f32) {
+        let Reduction { kind, rows, dims, axes } = *self;
+        let reduced = |a: usize| axes.contains(&a) && dims[a] != 1;
+        let first = (0..dims.len()).find(|a| reduced(*a));
+        let last = (0..dims.len()).rfind(|a| reduced(*a));
+        let (first, end) = (first.unwrap_or(dims.len()), last.map_or(dims.len(), |l| l + 1));
+        // SAFETY: the caller's contract.
+        unsafe {
+            if (first..end).all(|a| reduced(a) || dims[a] == 1) {
+                let outer = rows * dims[..first].iter().product::<usize>();
+                let len = dims[first..end].iter().product();
+                return reduce(isa, kind, [outer, len, dims[end..].iter().product()], x, y);
             }
-            Some(_) if axes.contains(&axis) => {
-                reduce_remaining(kind, dims, axes, axis + 1, x, block / dims[axis].max(1), y);
+            let (len, mut next) = (dims.iter().product::<usize>(), y);
+            for r in 0..rows {
+                self.reduce_remaining(0, x.add(r * len), len, &mut next);
             }
-            Some(d) => {
-                let block = block / (*d).max(1);
-                for i in 0..*d {
-                    reduce_remaining(kind, dims, axes, axis + 1, x.add(i * block), block, y);
+        }
+    }
+
+    /// Iterates over the axes that are not reduced, from `axis` on, and writes one number for each
+    /// combination of indices. `block` is the number of elements from `x` on that `axis` spans.
+    unsafe fn reduce_remaining(&self, axis: usize, x: *const f32, block: usize, y: &mut *mut f32) {
+        // SAFETY: offsets stay inside the row; `y` has one element for each combination.
+        unsafe {
+            match self.dims.get(axis) {
+                None => {
+                    let sum = self.kind == ReduceKind::Sum;
+                    let start = if sum { 0.0 } else { f64::NEG_INFINITY };
+                    let len: usize = self.dims.iter().product();
+                    **y = self.fold(0, x, len, start) as f32;
+                    *y = y.add(1);
+                }
+                Some(d) if self.axes.contains(&axis) => {
+                    self.reduce_remaining(axis + 1, x, block / (*d).max(1), y);
+                }
+                Some(d) => {
+                    let block = block / (*d).max(1);
+                    for i in 0..*d {
+                        self.reduce_remaining(axis + 1, x.add(i * block), block, y);
+                    }
                 }
             }
         }
     }
-}
 
-/// Iterates over the reduced axes and accumulates the elements.
-unsafe fn fold(
-    kind: ReduceKind,
-    dims: &[usize],
-    axes: &[usize],
-    axis: usize,
-    x: *const f32,
-    block: usize,
-    acc: f64,
-) -> f64 {
-    let Some(d) = dims.get(axis) else {
-        // SAFETY: one element of the row.
-        let v = f64::from(unsafe { *x });
-        return match kind {
-            ReduceKind::Sum => acc + v,
-            ReduceKind::Max if v > acc || v.is_nan() => v,
-            ReduceKind::Max => acc,
+    /// Iterates over the reduced axes, from `axis` on, and accumulates the elements.
+    unsafe fn fold(&self, axis: usize, x: *const f32, block: usize, acc: f64) -> f64 {
+        let Some(d) = self.dims.get(axis) else {
+            // SAFETY: one element of the row.
+            let v = f64::from(unsafe { *x });
+            return match self.kind {
+                ReduceKind::Sum => acc + v,
+                ReduceKind::Max if v > acc || v.is_nan() => v,
+                ReduceKind::Max => acc,
+            };
         };
-    };
-    let (mut acc, block) = (acc, block / (*d).max(1));
-    for i in 0..if axes.contains(&axis) { *d } else { 1 } {
-        // SAFETY: offsets stay inside the row.
-        acc = unsafe { fold(kind, dims, axes, axis + 1, x.add(i * block), block, acc) };
+        let (mut acc, block) = (acc, block / (*d).max(1));
+        for i in 0..if self.axes.contains(&axis) { *d } else { 1 } {
+            // SAFETY: offsets stay inside the row.
+            acc = unsafe { self.fold(axis + 1, x.add(i * block), block, acc) };
+        }
+        acc
     }
-    acc
 }
 
 /// Broadcasts every row of `x` from dimensions `from` to dimensions `to`: axes of size one and missing
@@ -380,8 +374,9 @@ mod tests {
                         let want = naive(kind, rows, &dims, &axes, &x);
                         let mut y = vec![9.0; want.len()];
                         let (px, py) = (x.as_ptr(), y.as_mut_ptr());
+                        let reduction = Reduction { kind, rows, dims: &dims, axes: &axes };
                         // SAFETY: both have the lengths of their shapes.
-                        unsafe { reduce_axes(isa, kind, rows, &dims, &axes, px, py) };
+                        unsafe { reduction.run(isa, px, py) };
                         close(isa, &format!("{kind:?} {dims:?} {axes:?}"), &y, &want, 2e-5);
                     }
                 }

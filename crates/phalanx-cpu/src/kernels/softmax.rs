@@ -6,63 +6,63 @@ use crate::simd::{Isa, Kernel, Simd, dispatch};
 /// Vectors whose exponentials are summed in f32 before the sum moves to f64.
 const BLOCK: usize = 64;
 
-/// `eˣ / Σ eˣ` for each of `rows` vectors of `n` numbers.
-///
-/// # Safety
-/// `x` and `y` are valid for `rows * n` floats; they may be the same, otherwise they do not overlap.
-pub unsafe fn softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mut f32) {
-    // SAFETY: the caller's contract.
-    unsafe { dispatch(isa, Rows { rows, n, x, body: Softmax { y } }) };
+/// Vectors of numbers along the last axis, without gaps.
+#[derive(Clone, Copy, Debug)]
+pub struct Logits {
+    /// The first number.
+    pub ptr: *const f32,
+    /// Number of vectors.
+    pub rows: usize,
+    /// Numbers per vector.
+    pub classes: usize,
 }
 
-/// `x - log Σ eˣ` for each of `rows` vectors of `n` numbers.
+/// `eˣ / Σ eˣ` for each vector.
+///
+/// # Safety
+/// `x` and `y` are valid for all vectors; they may be the same, otherwise they do not overlap.
+pub unsafe fn softmax(isa: Isa, x: Logits, y: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, Rows { x, body: Softmax { y } }) };
+}
+
+/// `x - log Σ eˣ` for each vector.
 ///
 /// # Safety
 /// As [`softmax`].
-pub unsafe fn log_softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mut f32) {
+pub unsafe fn log_softmax(isa: Isa, x: Logits, y: *mut f32) {
     // SAFETY: the caller's contract.
-    unsafe { dispatch(isa, Rows { rows, n, x, body: LogSoftmax { y } }) };
+    unsafe { dispatch(isa, Rows { x, body: LogSoftmax { y } }) };
 }
 
 /// `log Σ e^logits - logits[label]`, one number per row; NaN if the label is out of range.
 ///
 /// # Safety
-/// `logits` is valid for `rows * n` floats, `labels` and `y` for `rows` numbers; nothing overlaps.
-pub unsafe fn sparse_xent(
-    isa: Isa,
-    rows: usize,
-    n: usize,
-    logits: *const f32,
-    labels: *const i32,
-    y: *mut f32,
-) {
+/// `logits` is valid for all vectors, `labels` and `y` for one number per vector; nothing overlaps.
+pub unsafe fn sparse_xent(isa: Isa, logits: Logits, labels: *const i32, y: *mut f32) {
     // SAFETY: the caller's contract.
-    unsafe { dispatch(isa, Rows { rows, n, x: logits, body: SparseXent { labels, y } }) };
+    unsafe { dispatch(isa, Rows { x: logits, body: SparseXent { labels, y } }) };
 }
 
 /// `(softmax(logits) - onehot(label)) · dy`; NaN if the label is out of range.
 ///
 /// # Safety
-/// `logits` and `dx` are valid for `rows * n` floats, `labels` and `dy` for `rows` numbers. `dx` may
-/// be `logits`, otherwise nothing overlaps.
+/// `logits` and `dx` are valid for all vectors, `labels` and `dy` for one number per vector. `dx` may be
+/// `logits`, otherwise nothing overlaps.
 pub unsafe fn sparse_xent_grad(
     isa: Isa,
-    rows: usize,
-    n: usize,
-    logits: *const f32,
+    logits: Logits,
     labels: *const i32,
     dy: *const f32,
     dx: *mut f32,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { dispatch(isa, Rows { rows, n, x: logits, body: SparseXentGrad { labels, dy, dx } }) };
+    unsafe { dispatch(isa, Rows { x: logits, body: SparseXentGrad { labels, dy, dx } }) };
 }
 
 /// A pass over vectors; `B` processes one vector.
 struct Rows<B> {
-    rows: usize,
-    n: usize,
-    x: *const f32,
+    x: Logits,
     body: B,
 }
 
@@ -76,11 +76,12 @@ impl<B: PerRow> Kernel for Rows<B> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        for row in 0..self.rows {
+        let Logits { ptr, rows, classes } = self.x;
+        for row in 0..rows {
             // SAFETY: the row exists.
             unsafe {
-                let x = self.x.add(row * self.n);
-                self.body.row::<S>(row, self.n, x, largest::<S>(x, self.n));
+                let x = ptr.add(row * classes);
+                self.body.row::<S>(row, classes, x, largest::<S>(x, classes));
             }
         }
     }
@@ -277,21 +278,26 @@ mod tests {
                 let (mut y, mut l) = (vec![9.0; x.len()], vec![9.0; rows]);
                 // SAFETY: all have the lengths of their shapes.
                 unsafe {
-                    let (px, pl, py) = (x.as_ptr(), labels.as_ptr(), y.as_mut_ptr());
-                    softmax(isa, rows, n, px, py);
+                    let (pl, py) = (labels.as_ptr(), y.as_mut_ptr());
+                    let logits = Logits { ptr: x.as_ptr(), rows, classes: n };
+                    softmax(isa, logits, py);
                     close(isa, "softmax", &y, &soft, 1e-6);
                     y.copy_from_slice(&x);
-                    softmax(isa, rows, n, y.as_ptr(), py);
+                    softmax(isa, Logits { ptr: py, ..logits }, py);
                     close(isa, "softmax in place", &y, &soft, 1e-6);
-                    log_softmax(isa, rows, n, px, py);
+                    log_softmax(isa, logits, py);
                     close(isa, "log_softmax", &y, &log, 1e-6);
-                    sparse_xent(isa, rows, n, px, pl, l.as_mut_ptr());
+                    sparse_xent(isa, logits, pl, l.as_mut_ptr());
                     close(isa, "sparse_xent", &l, &loss, 1e-6);
-                    sparse_xent_grad(isa, rows, n, px, pl, dy.as_ptr(), py);
+                    sparse_xent_grad(isa, logits, pl, dy.as_ptr(), py);
                     close(isa, "sparse_xent_grad", &y, &grad, 1e-6);
                 }
             }
         }
+    }
+
+    fn one_row(x: &[f32]) -> Logits {
+        Logits { ptr: x.as_ptr(), rows: 1, classes: x.len() }
     }
 
     #[test]
@@ -300,12 +306,12 @@ mod tests {
             let x = [3e38, 3e38, f32::NEG_INFINITY, 1.0];
             let mut y = [9.0; 4];
             // SAFETY: one row of four.
-            unsafe { softmax(isa, 1, 4, x.as_ptr(), y.as_mut_ptr()) };
+            unsafe { softmax(isa, one_row(&x), y.as_mut_ptr()) };
             assert_eq!(y, [0.5, 0.5, 0.0, 0.0]);
             for bad in [f32::NAN, f32::INFINITY] {
                 let x = [1.0, bad, 2.0, 3.0];
                 // SAFETY: one row of four.
-                unsafe { softmax(isa, 1, 4, x.as_ptr(), y.as_mut_ptr()) };
+                unsafe { softmax(isa, one_row(&x), y.as_mut_ptr()) };
                 assert!(y.iter().all(|v| v.is_nan()), "{isa} {bad} {y:?}");
             }
         }

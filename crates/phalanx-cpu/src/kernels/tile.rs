@@ -21,6 +21,7 @@
 
 mod pack;
 
+use super::matrix::Epilogue;
 use crate::simd::{Kernel, MAX_LANES, Simd};
 
 pub(crate) use self::pack::{Arena, pack_columns, pack_rows};
@@ -115,8 +116,8 @@ pub(crate) fn reads_in_place<S: Simd>(cols: usize, rows: usize) -> bool {
     cols.is_multiple_of(S::LANES) && (S::LANES == MAX_LANES || rows <= BLOCK_ROWS)
 }
 
-/// A block of rows of an indirect matrix product `out = a * b (+ bias, relu)`.
-pub(crate) struct Block {
+/// A block of rows of an indirect matrix product `out = a * b`, with an epilogue.
+pub(crate) struct Block<'a> {
     /// Rows of the result.
     pub rows: usize,
     /// Operand pieces per row; zero gives a result of zeros (plus bias).
@@ -131,13 +132,11 @@ pub(crate) struct Block {
     pub cols: usize,
     /// Where each row of the result starts.
     pub out: *const *mut f32,
-    /// `cols` floats to add, or null.
-    pub bias: *const f32,
-    /// Clamp the result at zero from below.
-    pub relu: bool,
+    /// Its bias, if any, has at least `cols` floats.
+    pub epilogue: Epilogue<'a>,
 }
 
-impl Block {
+impl Block<'_> {
     /// Computes the block.
     ///
     /// # Safety
@@ -163,7 +162,11 @@ impl Block {
                 for piece in 0..pieces {
                     let (k, depth) = part(self.k, pieces, piece);
                     let last = chunk + 1 == chunks && piece + 1 == pieces;
-                    // SAFETY: offsets stay inside the packed panel, the table and the bias.
+                    let epilogue = match last {
+                        true => self.epilogue.skip_columns(panel.col),
+                        false => Epilogue::NONE,
+                    };
+                    // SAFETY: offsets stay inside the packed panel and the table.
                     let job = unsafe {
                         RowJob {
                             taps,
@@ -171,23 +174,19 @@ impl Block {
                             a: self.a.add(tap * self.rows),
                             a_next: self.rows,
                             a_skip: k,
-                            b: weights.add((tap * self.k + k) * b_step),
-                            b_step,
-                            b_skip: (self.k - depth) * b_step,
-                            out: self.out,
-                            col: panel.col,
-                            cols: panel.cols,
-                            accumulate: chunk + piece > 0,
-                            bias: if last && !self.bias.is_null() {
-                                self.bias.add(panel.col)
-                            } else {
-                                std::ptr::null()
+                            b: WeightRows {
+                                first: weights.add((tap * self.k + k) * b_step),
+                                step: b_step,
+                                skip: (self.k - depth) * b_step,
                             },
-                            relu: last && self.relu,
+                            out: self.out,
+                            panel,
+                            accumulate: chunk + piece > 0,
+                            epilogue,
                         }
                     };
                     // SAFETY: as above.
-                    unsafe { self.sweep::<S>(panel.nv, job) };
+                    unsafe { self.sweep::<S>(job) };
                 }
             }
         }
@@ -195,7 +194,8 @@ impl Block {
 
     /// Runs one chunk of one panel over all rows.
     #[inline(always)]
-    unsafe fn sweep<S: Simd>(&self, nv: usize, mut job: RowJob) {
+    unsafe fn sweep<S: Simd>(&self, mut job: RowJob<'_>) {
+        let nv = job.panel.nv;
         let tiles = self.rows.div_ceil(max_rows(S::REGISTERS, nv));
         let (a, out) = (job.a, job.out);
         for tile in 0..tiles {
@@ -210,8 +210,17 @@ impl Block {
     }
 }
 
+/// The weights of a row tile.
+struct WeightRows {
+    first: *const f32,
+    /// Floats between two rows.
+    step: usize,
+    /// Unused floats between two taps.
+    skip: usize,
+}
+
 /// The arguments of a row tile.
-struct RowJob {
+struct RowJob<'a> {
     taps: usize,
     k: usize,
     /// Pointers of the first tap, one per row; those of the next tap follow after `a_next` pointers.
@@ -219,38 +228,32 @@ struct RowJob {
     a_next: usize,
     /// Floats to skip at the start of every piece.
     a_skip: usize,
-    b: *const f32,
-    /// Floats between two rows of weights.
-    b_step: usize,
-    /// Unused floats between the weights of two taps.
-    b_skip: usize,
+    b: WeightRows,
     out: *const *mut f32,
-    col: usize,
-    cols: usize,
+    panel: Panel,
     accumulate: bool,
-    bias: *const f32,
-    relu: bool,
+    epilogue: Epilogue<'a>,
 }
 
-struct RowTile<'a, const MR: usize, const NV: usize>(&'a RowJob);
+struct RowTile<'a, const MR: usize, const NV: usize>(&'a RowJob<'a>);
 
 impl<const MR: usize, const NV: usize> Kernel for RowTile<'_, MR, NV> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let job = self.0;
+        let (job, cols) = (self.0, self.0.panel.cols);
         // SAFETY: `Block::run` built the job, and its caller guarantees the pointers.
         unsafe {
             let mut out = [std::ptr::null_mut::<f32>(); MR];
             for m in 0..MR {
-                out[m] = (*job.out.add(m)).add(job.col);
+                out[m] = (*job.out.add(m)).add(job.panel.col);
             }
             let mut acc = [[S::zero(); NV]; MR];
             if job.accumulate {
-                load_tile::<S, MR, NV>(&mut acc, &out, job.cols);
+                load_tile::<S, MR, NV>(&mut acc, &out, cols);
             }
-            let mut b = job.b;
+            let mut b = job.b.first;
             for tap in 0..job.taps {
                 let mut a = [std::ptr::null::<f32>(); MR];
                 for m in 0..MR {
@@ -267,27 +270,28 @@ impl<const MR: usize, const NV: usize> Kernel for RowTile<'_, MR, NV> {
                             acc[m][v] = S::fmadd(x, w[v], acc[m][v]);
                         }
                     }
-                    b = b.wrapping_add(job.b_step);
+                    b = b.wrapping_add(job.b.step);
                 }
-                b = b.wrapping_add(job.b_skip);
+                b = b.wrapping_add(job.b.skip);
             }
-            if !job.bias.is_null() {
+            if let Some(bias) = job.epilogue.bias {
                 for v in 0..NV {
                     let first = v * S::LANES;
-                    let bias = S::load_partial(job.bias.add(first), S::LANES.min(job.cols - first));
+                    let bias =
+                        S::load_partial(bias.as_ptr().add(first), S::LANES.min(cols - first));
                     for m in 0..MR {
                         acc[m][v] = S::add(acc[m][v], bias);
                     }
                 }
             }
-            if job.relu {
+            if job.epilogue.relu {
                 for m in 0..MR {
                     for v in 0..NV {
                         acc[m][v] = S::max(S::zero(), acc[m][v]);
                     }
                 }
             }
-            store_tile::<S, MR, NV>(&acc, &out, job.cols);
+            store_tile::<S, MR, NV>(&acc, &out, cols);
         }
     }
 }
@@ -457,7 +461,7 @@ macro_rules! by_shape {
     };
 }
 
-by_shape!(row_tile, RowTile, RowJob;
+by_shape!(row_tile, RowTile, RowJob<'_>;
     1: 1 2 3 4 5 6 7 8 9 10 11 12;
     2: 1 2 3 4 5 6 7 8 9 10 11 12;
     3: 1 2 3 4 5 6 7 8;

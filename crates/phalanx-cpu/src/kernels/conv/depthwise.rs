@@ -10,8 +10,11 @@
 
 use phalanx_graph::ConvGeom;
 
-use super::grad_kernel::{Blocks, PixelBlock, TapBox, scaled};
+use super::grad_kernel::{self, Blocks, PixelBlock, TapBox, scaled};
 use super::grid::Grid;
+use super::{Forward, GradInput};
+use crate::kernels::layout::{Dst, Src};
+use crate::kernels::matrix::Epilogue;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
 /// Pixels computed together.
@@ -26,72 +29,42 @@ pub(super) fn applies(geom: &ConvGeom) -> bool {
     geom.groups > 1 && geom.groups == geom.input[2] && geom.groups == geom.output[2]
 }
 
-/// See [`super::forward`].
+/// See [`Conv::forward`](super::Conv::forward).
 ///
 /// # Safety
-/// The lengths were checked, and `bias` is null or points to the output's channels.
-#[allow(clippy::too_many_arguments)] // Passed through.
-pub(super) unsafe fn forward(
-    isa: Isa,
-    geom: &ConvGeom,
-    rows: usize,
-    x: &[f32],
-    ldx: usize,
-    w: &[f32],
-    bias: *const f32,
-    relu: bool,
-    y: &mut [f32],
-    ldy: usize,
-) {
-    let grid = Grid::forward(geom);
-    let (src, dst) = (x.as_ptr(), y.as_mut_ptr());
-    let (channels, kernel_width) = (geom.input[2], geom.kernel[1]);
-    let w = w.as_ptr();
+/// The sizes were checked.
+pub(super) unsafe fn forward(isa: Isa, mut forward: Forward<'_>) {
+    let geom = forward.geom;
     let sweep = Sweep {
-        grid,
-        rows,
-        channels,
-        kernel_width,
-        src,
-        src_ld: ldx,
-        w,
-        bias,
-        relu,
-        dst,
-        dst_ld: ldy,
+        grid: Grid::forward(geom),
+        rows: forward.rows,
+        channels: geom.input[2],
+        kernel_width: geom.kernel[1],
+        src: forward.x.src(),
+        w: forward.w.as_ptr(),
+        epilogue: forward.epilogue,
+        dst: forward.y.dst(),
     };
     // SAFETY: the caller's contract.
     unsafe { dispatch(isa, sweep) };
 }
 
-/// See [`super::grad_input`].
+/// See [`Conv::grad_input`](super::Conv::grad_input).
 ///
 /// # Safety
-/// The lengths were checked.
-#[allow(clippy::too_many_arguments)] // Passed through.
-pub(super) unsafe fn grad_input(
-    isa: Isa,
-    geom: &ConvGeom,
-    rows: usize,
-    dy: &[f32],
-    ldy: usize,
-    w: &[f32],
-    dx: &mut [f32],
-    ldx: usize,
-) {
+/// The sizes were checked.
+pub(super) unsafe fn grad_input(isa: Isa, mut grad: GradInput<'_>) {
+    let geom = grad.geom;
     for grid in Grid::phases(geom) {
         let sweep = Sweep {
             grid,
-            rows,
+            rows: grad.rows,
             channels: geom.input[2],
             kernel_width: geom.kernel[1],
-            src: dy.as_ptr(),
-            src_ld: ldy,
-            w: w.as_ptr(),
-            bias: std::ptr::null(),
-            relu: false,
-            dst: dx.as_mut_ptr(),
-            dst_ld: ldx,
+            src: grad.dy.src(),
+            w: grad.w.as_ptr(),
+            epilogue: Epilogue::NONE,
+            dst: grad.dx.dst(),
         };
         // SAFETY: the caller's contract.
         unsafe { dispatch(isa, sweep) };
@@ -99,21 +72,18 @@ pub(super) unsafe fn grad_input(
 }
 
 /// The computation of all points of one grid in all images.
-struct Sweep {
+struct Sweep<'a> {
     grid: Grid,
     rows: usize,
     channels: usize,
     kernel_width: usize,
-    src: *const f32,
-    src_ld: usize,
+    src: Src,
     w: *const f32,
-    bias: *const f32,
-    relu: bool,
-    dst: *mut f32,
-    dst_ld: usize,
+    epilogue: Epilogue<'a>,
+    dst: Dst,
 }
 
-impl Kernel for Sweep {
+impl Kernel for Sweep<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -143,13 +113,13 @@ impl Kernel for Sweep {
     }
 }
 
-impl Sweep {
+impl Sweep<'_> {
     /// Computes `N` adjacent points for which the same taps lie inside the image.
     #[inline(always)]
     unsafe fn points<S: Simd, const N: usize>(&self, at: [usize; 3]) {
         let window = self.grid.window(at);
         let [destination, dst_step] = self.grid.destination(at);
-        let src_step = self.grid.source_column_step() * self.src_ld;
+        let src_step = self.grid.source_column_step() * self.src.ld;
         let mut c = 0;
         while c < self.channels {
             let n = S::LANES.min(self.channels - c);
@@ -160,7 +130,7 @@ impl Sweep {
                     for j in window.cols.clone() {
                         let pixel = self.grid.source(at, [i, j]);
                         let [ky, kx] = self.grid.kernel_position_of([i, j]);
-                        let x = self.src.add(pixel * self.src_ld + c);
+                        let x = self.src.ptr.add(pixel * self.src.ld + c);
                         let w = self.w.add((ky * self.kernel_width + kx) * self.channels + c);
                         if n == S::LANES {
                             let w = S::load(w);
@@ -176,20 +146,21 @@ impl Sweep {
                         }
                     }
                 }
-                let bias = if self.bias.is_null() {
-                    None
-                } else {
-                    Some(S::load_partial(self.bias.add(c), n))
+                // A closure would not be compiled for the instruction set.
+                #[allow(clippy::manual_map)]
+                let bias = match self.epilogue.bias {
+                    Some(bias) => Some(S::load_partial(bias.as_ptr().add(c), n)),
+                    None => None,
                 };
                 for p in 0..N {
                     let mut y = acc[p];
                     if let Some(bias) = bias {
                         y = S::add(y, bias);
                     }
-                    if self.relu {
+                    if self.epilogue.relu {
                         y = S::max(S::zero(), y);
                     }
-                    let to = self.dst.add((destination + p * dst_step) * self.dst_ld + c);
+                    let to = self.dst.ptr.add((destination + p * dst_step) * self.dst.ld + c);
                     S::store_partial(to, y, n);
                 }
             }
@@ -198,41 +169,23 @@ impl Sweep {
     }
 }
 
-/// Adds to `dw`. See [`super::grad_kernel`].
+/// Adds to `dw`. See [`Conv::grad_kernel`](super::Conv::grad_kernel).
 ///
 /// # Safety
-/// The lengths were checked.
-#[allow(clippy::too_many_arguments)] // Passed through.
-pub(super) unsafe fn grad_kernel(
-    isa: Isa,
-    geom: &ConvGeom,
-    rows: usize,
-    x: &[f32],
-    ldx: usize,
-    dy: &[f32],
-    ldy: usize,
-    dw: &mut [f32],
-) {
+/// The sizes were checked.
+pub(super) unsafe fn grad_kernel(isa: Isa, grad: grad_kernel::GradKernel<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { dispatch(isa, GradKernel { geom, rows, x, ldx, dy, ldy, dw }) };
+    unsafe { dispatch(isa, GradKernel(grad)) };
 }
 
-struct GradKernel<'a> {
-    geom: &'a ConvGeom,
-    rows: usize,
-    x: &'a [f32],
-    ldx: usize,
-    dy: &'a [f32],
-    ldy: usize,
-    dw: &'a mut [f32],
-}
+struct GradKernel<'a>(grad_kernel::GradKernel<'a>);
 
 impl Kernel for GradKernel<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
-        for block in Blocks::new(self.geom, self.rows) {
+        for block in Blocks::new(self.0.geom, self.0.rows) {
             // SAFETY: lengths were checked by the caller.
             unsafe { self.block::<S>(block) };
         }
@@ -242,21 +195,23 @@ impl Kernel for GradKernel<'_> {
 impl GradKernel<'_> {
     #[inline(always)]
     unsafe fn block<S: Simd>(&mut self, block: PixelBlock) {
-        let channels = self.geom.input[2];
-        let [x_step, y_step] = TapBox::steps(self.geom);
-        for tap in 0..self.geom.kernel[0] * self.geom.kernel[1] {
-            let Some(pixels) = TapBox::new(self.geom, block, tap) else { continue };
+        let geom = self.0.geom;
+        let channels = geom.input[2];
+        let [x_step, y_step] = TapBox::steps(geom);
+        let (x, dy) = (self.0.x.src(), self.0.dy.src());
+        for tap in 0..geom.kernel[0] * geom.kernel[1] {
+            let Some(pixels) = TapBox::new(geom, block, tap) else { continue };
             let mut c = 0;
             while c < channels {
                 // SAFETY: the box lies inside both images; `c` is a channel.
                 unsafe {
                     let sum = ProductSum {
                         extent: pixels.extent,
-                        x: self.x.as_ptr().add(pixels.input * self.ldx + c),
-                        x_step: scaled(x_step, self.ldx),
-                        y: self.dy.as_ptr().add(pixels.output * self.ldy + c),
-                        y_step: scaled(y_step, self.ldy),
-                        out: self.dw.as_mut_ptr().add(tap * channels + c),
+                        x: x.ptr.add(pixels.input * x.ld + c),
+                        x_step: scaled(x_step, x.ld),
+                        y: dy.ptr.add(pixels.output * dy.ld + c),
+                        y_step: scaled(y_step, dy.ld),
+                        out: self.0.dw.as_mut_ptr().add(tap * channels + c),
                     };
                     let left = channels - c;
                     if left >= CHAINS * S::LANES {

@@ -10,6 +10,7 @@ use phalanx_graph::ConvGeom;
 
 use super::grid::Grid;
 use super::{uses_patches, winograd};
+use crate::kernels::matrix::MatrixRef;
 use crate::kernels::tile::{Arena, BLOCK_ROWS, Outer, Panels, part};
 use crate::simd::{Kernel, Simd};
 
@@ -20,10 +21,8 @@ const BLOCK_PIXELS: usize = 128;
 pub(super) struct GradKernel<'a> {
     pub geom: &'a ConvGeom,
     pub rows: usize,
-    pub x: &'a [f32],
-    pub ldx: usize,
-    pub dy: &'a [f32],
-    pub ldy: usize,
+    pub x: MatrixRef<'a>,
+    pub dy: MatrixRef<'a>,
     pub dw: &'a mut [f32],
     pub scratch: &'a mut [f32],
 }
@@ -143,8 +142,8 @@ fn inside(geom: &ConvGeom, axis: usize, k: usize) -> [usize; 2] {
 
 impl<'a> GradKernel<'a> {
     pub fn winograd<P>(self) -> winograd::GradKernel<'a, P> {
-        let GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch } = self;
-        winograd::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch, tile: PhantomData }
+        let GradKernel { geom, rows, x, dy, dw, scratch } = self;
+        winograd::GradKernel { geom, rows, x, dy, dw, scratch, tile: PhantomData }
     }
 
     /// Adds one block to every element of `dw`.
@@ -154,6 +153,7 @@ impl<'a> GradKernel<'a> {
         let [kh, kw, cin, filters] = geom.kernel_dims();
         let cout = filters / geom.groups;
         let [x_step, y_step] = TapBox::steps(geom);
+        let (x, dy) = (self.x.src(), self.dy.src());
         for group in 0..geom.groups {
             for panel in Panels::new::<S>(cout) {
                 for tap in 0..kh * kw {
@@ -164,10 +164,10 @@ impl<'a> GradKernel<'a> {
                             rows: cin,
                             cols: cout,
                             extent: pixels.extent,
-                            x: self.x.as_ptr().add(pixels.input * self.ldx + group * cin),
-                            x_step: scaled(x_step, self.ldx),
-                            y: self.dy.as_ptr().add(pixels.output * self.ldy + group * cout),
-                            y_step: scaled(y_step, self.ldy),
+                            x: x.ptr.add(pixels.input * x.ld + group * cin),
+                            x_step: scaled(x_step, x.ld),
+                            y: dy.ptr.add(pixels.output * dy.ld + group * cout),
+                            y_step: scaled(y_step, dy.ld),
                             out: self.dw.as_mut_ptr().add(tap * cin * filters + group * cout),
                             out_step: filters,
                             accumulate: true,
@@ -185,6 +185,7 @@ impl<'a> GradKernel<'a> {
         let [kh, kw, cin, filters] = self.geom.kernel_dims();
         let (depth, cout) = (kh * kw * cin, filters / self.geom.groups);
         let grid = Grid::forward(self.geom);
+        let (x, dy) = (self.x.src(), self.dy.src());
         let patches = Arena(&mut *self.scratch).floats(BLOCK_ROWS * depth);
         let pixels = self.rows * grid.points();
         let blocks = pixels.div_ceil(BLOCK_ROWS);
@@ -193,16 +194,16 @@ impl<'a> GradKernel<'a> {
                 let (first, count) = part(pixels, blocks, block);
                 // SAFETY: the caller's contract; pixels `first..first + count` exist.
                 unsafe {
-                    let x = self.x.as_ptr().wrapping_add(group * cin);
-                    grid.gather(first, count, x, self.ldx, cin, patches);
+                    let from = x.ptr.wrapping_add(group * cin);
+                    grid.gather(first, count, from, x.ld, cin, patches);
                     let outer = Outer {
                         rows: depth,
                         cols: cout,
                         extent: [1, 1, count],
                         x: patches.as_ptr(),
                         x_step: [0, 0, depth],
-                        y: self.dy.as_ptr().add(first * self.ldy + group * cout),
-                        y_step: [0, 0, self.ldy],
+                        y: dy.ptr.add(first * dy.ld + group * cout),
+                        y_step: [0, 0, dy.ld],
                         out: self.dw.as_mut_ptr().wrapping_add(group * cout),
                         out_step: filters,
                         accumulate: true,

@@ -11,6 +11,7 @@ use phalanx_graph::ConvGeom;
 
 use super::GradInput;
 use super::grid::Grid;
+use crate::kernels::matrix::Epilogue;
 use crate::kernels::tile::{Arena, BLOCK_ROWS, Block, Weights, pack_columns, part};
 use crate::simd::{MAX_LANES, Simd};
 
@@ -29,7 +30,7 @@ impl GradInput<'_> {
     /// # Safety
     /// Lengths were checked, and the machine has the instructions of `S`.
     #[inline(always)]
-    pub(super) unsafe fn by_patches<S: Simd>(self) {
+    pub(super) unsafe fn by_patches<S: Simd>(mut self) {
         let geom = self.geom;
         let [kh, kw, cin, filters] = geom.kernel_dims();
         let (depth, cout) = (kh * kw * cin, filters / geom.groups);
@@ -38,10 +39,8 @@ impl GradInput<'_> {
         let patches = arena.floats(BLOCK_ROWS * depth);
         let a = arena.pointers::<f32>(BLOCK_ROWS);
         let out = arena.pointers::<f32>(BLOCK_ROWS);
-        let [height, width, channels] = geom.input;
-        for pixel in 0..self.rows * height * width {
-            self.dx[pixel * self.ldx..][..channels].fill(0.0);
-        }
+        self.dx.zero();
+        let (dy, dx) = (self.dy.src(), self.dx.dst());
         let grid = Grid::forward(geom);
         let pixels = self.rows * grid.points();
         let blocks = pixels.div_ceil(BLOCK_ROWS);
@@ -54,8 +53,8 @@ impl GradInput<'_> {
                 for block in 0..blocks {
                     let (first, rows) = part(pixels, blocks, block);
                     for i in 0..rows {
-                        let pixel = (first + i) * self.ldy + group * cout;
-                        a[i] = self.dy.as_ptr().add(pixel).cast_mut();
+                        let pixel = (first + i) * dy.ld + group * cout;
+                        a[i] = dy.ptr.add(pixel).cast_mut();
                         out[i] = patches.as_mut_ptr().add(i * depth);
                     }
                     Block {
@@ -66,12 +65,11 @@ impl GradInput<'_> {
                         weights: Weights::Packed(packed),
                         cols: depth,
                         out: out.as_ptr(),
-                        bias: std::ptr::null(),
-                        relu: false,
+                        epilogue: Epilogue::NONE,
                     }
                     .run::<S>();
-                    let dx = self.dx.as_mut_ptr().wrapping_add(group * cin);
-                    grid.scatter(first, rows, patches, cin, dx, self.ldx);
+                    let to = dx.ptr.wrapping_add(group * cin);
+                    grid.scatter(first, rows, patches, cin, to, dx.ld);
                 }
             }
         }

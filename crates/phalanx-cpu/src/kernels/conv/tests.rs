@@ -53,39 +53,24 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
         let what = format!("{isa} {geom:?} rows {rows} gap {gap}");
         let scratch = |pass| vec![f32::NAN; scratch_len(Method::Direct, geom, pass)];
 
+        let conv = Conv { isa, method: Method::Direct, geom, rows };
         let mut y = Matrix::poisoned(out_pixels, cout, gap);
-        let (b, out) = (bias.as_deref(), &mut y.data);
-        let mut room = scratch(Pass::Forward);
-        forward(isa, Method::Direct, geom, rows, &x.data, x.ld, &w, b, relu, out, dy.ld, &mut room);
+        let epilogue = Epilogue { bias: bias.as_deref(), relu };
+        conv.forward(x.view(), &w, epilogue, y.view_mut(), &mut scratch(Pass::Forward));
         y.check(&format!("{what} forward"), |o, co| {
             let bias = bias.as_ref().map_or(0.0, |b| f64::from(b[co]));
             (y_terms[o * cout + co].clone(), bias, relu)
         });
 
         let mut dx = Matrix::poisoned(in_pixels, geom.input[2], gap);
-        let mut room = scratch(Pass::GradInput);
-        grad_input(
-            isa,
-            Method::Direct,
-            geom,
-            rows,
-            &dy.data,
-            dy.ld,
-            &w,
-            &mut dx.data,
-            x.ld,
-            &mut room,
-        );
+        conv.grad_input(dy.view(), &w, dx.view_mut(), &mut scratch(Pass::GradInput));
         dx.check(&format!("{what} grad_input"), |i, ci| {
             (dx_terms[i * geom.input[2] + ci].clone(), 0.0, false)
         });
 
         let mut dw = Matrix::poisoned(kh * kw * cin, cout, 0);
         let mut room = scratch(Pass::GradKernel);
-        let mut run = |out: &mut [f32]| {
-            let (x, dy) = ((&x.data, x.ld), (&dy.data, dy.ld));
-            grad_kernel(isa, Method::Direct, geom, rows, x.0, x.1, dy.0, dy.1, out, &mut room);
-        };
+        let mut run = |out: &mut [f32]| conv.grad_kernel(x.view(), dy.view(), out, &mut room);
         run(&mut dw.data);
         dw.check(&format!("{what} grad_kernel"), |row, co| {
             (dw_terms[row * cout + co].clone(), 0.0, false)
@@ -142,11 +127,16 @@ fn images_do_not_influence_each_other() {
     let w = noise(9 * 24 * 50, 2);
     for isa in Isa::available() {
         let mut room = vec![0.0; scratch_len(Method::Direct, &geom, Pass::Forward)];
+        let mut run = |x: &[f32], rows: usize, y: &mut [f32]| {
+            let conv = Conv { isa, method: Method::Direct, geom: &geom, rows };
+            let x = MatrixRef::contiguous(x, rows * 81, 24);
+            let y = MatrixMut::contiguous(y, rows * 81, 50);
+            conv.forward(x, &w, Epilogue::NONE, y, &mut room);
+        };
         let mut all = vec![0.0; 5 * geom.output_len()];
-        forward(isa, Method::Direct, &geom, 5, &x, 24, &w, None, false, &mut all, 50, &mut room);
+        run(&x, 5, &mut all);
         let mut one = vec![0.0; geom.output_len()];
-        let last = &x[4 * geom.input_len()..];
-        forward(isa, Method::Direct, &geom, 1, last, 24, &w, None, false, &mut one, 50, &mut room);
+        run(&x[4 * geom.input_len()..], 1, &mut one);
         assert_eq!(all[4 * geom.output_len()..], one[..], "{isa}");
     }
 }
@@ -188,18 +178,23 @@ fn sizes_that_wrap_around_are_refused() {
     let good = geometry([4, 4, 2], 2, [1, 1]);
     let run = |geom: &ConvGeom, rows: usize, ldx: usize, ldy: usize| {
         let (x, mut y, w) = (vec![1.0; 64], vec![0.0; 64], vec![1.0; 64]);
-        let (method, mut room) = (Method::Direct, vec![0.0; 1 << 16]);
-        let isa = Isa::PORTABLE;
-        let y = &mut y;
+        let mut room = vec![0.0; 1 << 16];
+        let conv = Conv { isa: Isa::PORTABLE, method: Method::Direct, geom, rows };
+        // Wrapping, so that only the checks of the kernels refuse a size.
+        let pixels = |[h, w, _]: [usize; 3]| rows.wrapping_mul(h).wrapping_mul(w);
+        let (xs, ys) = (pixels(geom.input), pixels(geom.output));
+        let matrix = |rows, channels, ld| MatrixRef::new(&x, rows, channels, ld);
         let first = refused(|| {
-            forward(isa, method, geom, rows, &x, ldx, &w, None, false, y, ldy, &mut room);
+            let out = MatrixMut::new(&mut y, ys, geom.output[2], ldy);
+            conv.forward(matrix(xs, geom.input[2], ldx), &w, Epilogue::NONE, out, &mut room);
         });
-        let mut dw = vec![0.0; 64];
         let input = refused(|| {
-            grad_input(isa, method, geom, rows, &x, ldy, &w, y, ldx, &mut room);
+            let out = MatrixMut::new(&mut y, xs, geom.input[2], ldx);
+            conv.grad_input(matrix(ys, geom.output[2], ldy), &w, out, &mut room);
         });
         let kernel = refused(|| {
-            grad_kernel(isa, method, geom, rows, &x, ldx, &x, ldy, &mut dw, &mut room);
+            let (input, dy) = (matrix(xs, geom.input[2], ldx), matrix(ys, geom.output[2], ldy));
+            conv.grad_kernel(input, dy, &mut [0.0; 64], &mut room);
         });
         [first, input, kernel]
     };

@@ -24,6 +24,8 @@ use phalanx_graph::ConvGeom;
 use self::tiling::{Tiling, planes};
 use self::transform::{Map, Points};
 use super::Pass;
+use crate::kernels::layout::Src;
+use crate::kernels::matrix::{Epilogue, MatrixMut, MatrixRef};
 use crate::kernels::tile::{Arena, Block, Weights, pack_columns, pack_rows};
 use crate::simd::{Kernel, MAX_LANES, Simd};
 
@@ -133,13 +135,10 @@ pub(super) struct Product<'a, P> {
     pub geom: &'a ConvGeom,
     pub pass: Pass,
     pub rows: usize,
-    pub src: &'a [f32],
-    pub src_ld: usize,
+    pub src: MatrixRef<'a>,
     pub w: &'a [f32],
-    pub bias: *const f32,
-    pub relu: bool,
-    pub dst: &'a mut [f32],
-    pub dst_ld: usize,
+    pub epilogue: Epilogue<'a>,
+    pub dst: MatrixMut<'a>,
     pub scratch: &'a mut [f32],
     pub tile: PhantomData<P>,
 }
@@ -198,15 +197,8 @@ impl<P: Points> Kernel for Product<'_, P> {
                 self.weights::<S>(&plan, &buffers, col, cols);
                 for first in (0..total).step_by(plan.tiles) {
                     let count = plan.tiles.min(total - first);
-                    let src = (self.src.as_ptr(), self.src_ld);
-                    inputs::<S, P>(
-                        &plan,
-                        &tiling,
-                        (first, count),
-                        src,
-                        buffers.zeros,
-                        buffers.inputs,
-                    );
+                    let (src, zeros, to) = (self.src.src(), buffers.zeros, buffers.inputs);
+                    inputs::<S, P>(&plan, &tiling, (first, count), src, zeros, to);
                     multiply::<S>(&plan, &buffers, count, cols);
                     self.results::<S>(&plan, &tiling, &buffers, (first, count), (col, cols));
                 }
@@ -251,15 +243,13 @@ impl<P: Points> Product<'_, P> {
     ) {
         // SAFETY: the caller's contract.
         unsafe {
-            let dst = self.dst.as_mut_ptr().add(col);
+            let dst = self.dst.dst();
+            let epilogue = self.epilogue.skip_columns(col);
             for i in 0..count {
                 let from = planes(P::N, buffers.results.add(i * plan.width), plan.results());
-                let to = tiling.targets(first + i, dst, self.dst_ld, buffers.sink);
+                let to = tiling.targets(first + i, dst.ptr.add(col), dst.ld, buffers.sink);
                 let mut map = Map::<P::Output>::plain(&from, &to, cols);
-                if !self.bias.is_null() {
-                    map.bias = self.bias.add(col);
-                }
-                map.relu = self.relu;
+                map.epilogue = epilogue;
                 S::enter(map);
             }
         }
@@ -272,17 +262,17 @@ unsafe fn inputs<S: Simd, P: Points>(
     plan: &Plan,
     tiling: &Tiling,
     (first, count): (usize, usize),
-    (src, ld): (*const f32, usize),
+    src: Src,
     zeros: *mut f32,
     to: *mut f32,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         for i in 0..count {
-            let from = tiling.sources(first + i, src, ld, zeros);
+            let from = tiling.sources(first + i, src.ptr, src.ld, zeros);
             let to = planes(P::N, to.add(i * plan.k_step()), plan.inputs());
             let map = Map::<P::Input>::plain(&from, &to, plan.k);
-            S::enter(Map { ahead: P::M * ld, ..map });
+            S::enter(Map { ahead: P::M * src.ld, ..map });
         }
     }
 }
@@ -305,8 +295,7 @@ unsafe fn multiply<S: Simd>(plan: &Plan, buffers: &Buffers, count: usize, cols: 
                 weights: Weights::Packed(buffers.weights.add(point * plan.weights())),
                 cols,
                 out: buffers.out,
-                bias: std::ptr::null(),
-                relu: false,
+                epilogue: Epilogue::NONE,
             }
             .run::<S>();
         }

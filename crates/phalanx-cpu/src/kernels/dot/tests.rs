@@ -15,8 +15,8 @@ fn check_all(m: usize, k: usize, n: usize, gap: usize, bias: bool, relu: bool) {
         let mut scratch = vec![f32::NAN; scratch_len(k, n)];
 
         let mut y = Matrix::poisoned(m, n, gap);
-        let (b, out) = (bias.as_deref(), &mut y.data);
-        forward(isa, m, k, n, &x.data, x.ld, &w, b, relu, out, dy.ld, &mut scratch);
+        let (weights, b) = (MatrixRef::contiguous(&w, k, n), bias.as_deref());
+        forward(isa, x.view(), weights, Epilogue { bias: b, relu }, y.view_mut(), &mut scratch);
         y.check(&format!("{what} forward"), |i, j| {
             let terms = (0..k).map(|l| f64::from(x.at(i, l)) * f64::from(w[l * n + j]));
             (terms.collect(), bias.as_ref().map_or(0.0, |b| f64::from(b[j])), relu)
@@ -25,15 +25,17 @@ fn check_all(m: usize, k: usize, n: usize, gap: usize, bias: bool, relu: bool) {
         for (i, x) in x.data.chunks(x.ld).enumerate() {
             let (cut, mut row) = (n / 2, vec![f32::NAN; n]);
             for part in [0..cut, cut..n] {
-                let out = &mut row[part.clone()];
-                forward_columns(isa, 1, k, n, part, x, k, &w, b, relu, out, n, &mut scratch);
+                let out = MatrixMut::contiguous(&mut row[part.clone()], 1, part.len());
+                let epilogue = Epilogue { bias: b, relu }.skip_columns(part.start);
+                let x = MatrixRef::contiguous(x, 1, k);
+                forward(isa, x, weights.columns(part), epilogue, out, &mut scratch);
             }
             let whole = &y.data[i * y.ld..i * y.ld + n];
             assert_eq!(row, whole, "{what}: the split of the columns changed the bits");
         }
 
         let mut dx = Matrix::poisoned(m, k, gap);
-        grad_input(isa, m, k, n, &dy.data, dy.ld, &w, &mut dx.data, x.ld, &mut scratch);
+        grad_input(isa, dy.view(), weights, dx.view_mut(), &mut scratch);
         dx.check(&format!("{what} grad_input"), |i, l| {
             let terms = (0..n).map(|j| f64::from(dy.at(i, j)) * f64::from(w[l * n + j]));
             (terms.collect(), 0.0, false)
@@ -41,7 +43,8 @@ fn check_all(m: usize, k: usize, n: usize, gap: usize, bias: bool, relu: bool) {
 
         // All rows of the gradient at once and in two ranges.
         let gradient = |range: std::ops::Range<usize>, dw: &mut [f32]| {
-            grad_weight(isa, m, k, n, &x.data, x.ld, &dy.data, dy.ld, range, dw);
+            let dw = MatrixMut::contiguous(dw, range.len(), n);
+            grad_weight(isa, x.view().columns(range), dy.view(), dw);
         };
         let mut dw = Matrix::poisoned(k, n, 0);
         gradient(0..k, &mut dw.data);
@@ -82,10 +85,15 @@ fn rows_do_not_influence_each_other() {
     let (x, w) = (noise(9 * k, 1), noise(k * n, 2));
     for isa in Isa::available() {
         let mut scratch = vec![0.0; scratch_len(k, n)];
+        let mut product = |x: &[f32], rows: usize, y: &mut [f32]| {
+            let (x, w) = (MatrixRef::contiguous(x, rows, k), MatrixRef::contiguous(&w, k, n));
+            let y = MatrixMut::contiguous(y, rows, n);
+            forward(isa, x, w, Epilogue::NONE, y, &mut scratch);
+        };
         let mut all = vec![0.0; 9 * n];
-        forward(isa, 9, k, n, &x, k, &w, None, false, &mut all, n, &mut scratch);
+        product(&x, 9, &mut all);
         let mut one = vec![0.0; n];
-        forward(isa, 1, k, n, &x[8 * k..], k, &w, None, false, &mut one, n, &mut scratch);
+        product(&x[8 * k..], 1, &mut one);
         assert_eq!(all[8 * n..], one[..], "{isa}");
     }
 }
@@ -105,31 +113,56 @@ proptest! {
 fn sizes_that_wrap_around_are_refused() {
     let half = usize::MAX / 2 + 1;
     let isa = Isa::PORTABLE;
-    // With wrapping arithmetic, two rows `half` apart end where the first begins; so do three with a sum.
-    for (rows, cols, ld) in [(3, 4, half), (2, half, half), (half, 2, 2), (half + 1, 0, 2)] {
-        assert!(refused(|| check_matrix("x", 8, rows, cols, ld)), "{rows} {cols} {ld}");
-    }
-    check_matrix("x", 8, 2, 4, 4);
-    let forward = |m, k, n, ldx, ldy| {
+    let forward = |[m, k, n]: [usize; 3], ldx, ldy| {
         let mut scratch = vec![0.0; scratch_len(4, 4)];
         let (x, w, mut y) = ([1.0; 16], [1.0; 16], [0.0; 16]);
-        forward(isa, m, k, n, &x, ldx, &w, None, false, &mut y, ldy, &mut scratch);
+        let (x, w) = (MatrixRef::new(&x, m, k, ldx), MatrixRef::contiguous(&w, k, n));
+        forward(isa, x, w, Epilogue::NONE, MatrixMut::new(&mut y, m, n, ldy), &mut scratch);
     };
-    forward(2, 4, 4, 4, 4);
-    assert!(refused(|| forward(3, 4, 4, half, 4)), "the input's stride");
-    assert!(refused(|| forward(3, 4, 4, 4, half)), "the result's stride");
-    assert!(refused(|| forward(2, half, 4, half, 4)), "the kernel's rows");
-    assert!(refused(|| forward(half + 2, 0, 0, 4, 4)), "the rows");
-    let gradients = |m, ld| {
+    forward([2, 4, 4], 4, 4);
+    assert!(refused(|| forward([3, 4, 4], half, 4)), "the input's stride");
+    assert!(refused(|| forward([3, 4, 4], 4, half)), "the result's stride");
+    assert!(refused(|| forward([2, half, 4], half, 4)), "the kernel's rows");
+    assert!(refused(|| forward([half + 2, 0, 0], 4, 4)), "the rows");
+    assert!(refused(|| assert!(scratch_len(half, 2) > 0)), "scratch memory");
+}
+
+#[test]
+fn shapes_that_do_not_agree_are_refused() {
+    let isa = Isa::PORTABLE;
+    let run = |[m, k, n]: [usize; 3]| {
         let (x, w, mut out) = ([1.0; 16], [1.0; 16], [0.0; 16]);
         let mut scratch = vec![0.0; scratch_len(4, 4)];
-        let mut dw = [0.0; 16];
+        let matrix = |rows, cols| MatrixRef::contiguous(&x, rows, cols);
+        let weights = MatrixRef::contiguous(&w, 4, 4);
         [
-            refused(|| grad_input(isa, m, 4, 4, &x, ld, &w, &mut out, 4, &mut scratch)),
-            refused(|| grad_weight(isa, m, 4, 4, &x, 4, &x, ld, 0..4, &mut dw)),
+            refused(|| {
+                let bias = Epilogue { bias: Some(&[0.0; 4][..n.min(4)]), relu: false };
+                forward(
+                    isa,
+                    matrix(2, k),
+                    weights,
+                    bias,
+                    MatrixMut::contiguous(&mut out, m, n),
+                    &mut scratch,
+                );
+            }),
+            refused(|| {
+                grad_input(
+                    isa,
+                    matrix(2, n),
+                    weights,
+                    MatrixMut::contiguous(&mut out, m, k),
+                    &mut scratch,
+                )
+            }),
+            refused(|| {
+                grad_weight(isa, matrix(m, 4), matrix(2, 4), MatrixMut::contiguous(&mut out, k, n))
+            }),
         ]
     };
-    assert_eq!(gradients(2, 4), [false; 2]);
-    assert_eq!(gradients(3, half), [true; 2]);
-    assert!(refused(|| assert!(scratch_len(half, 2) > 0)), "scratch memory");
+    assert_eq!(run([2, 4, 4]), [false; 3]);
+    for wrong in [[3, 4, 4], [2, 3, 4], [2, 4, 3]] {
+        assert_eq!(run(wrong), [true; 3], "{wrong:?}");
+    }
 }

@@ -78,7 +78,7 @@ fn interpret(tape: &Tape, elements: usize, inputs: &[Vec<f32>]) -> Vec<Vec<f64>>
 
 /// Runs the tape on contiguous copies, twice, checks that the bits agree, and returns its outputs.
 fn run_flat(isa: Isa, tape: &Tape, width: usize, elements: usize, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
-    let run = || run_strided(isa, tape, width, elements, x, width, width);
+    let run = || run_strided(isa, tape, [width; 3], elements, x);
     let (a, b) = (run(), run());
     for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
         assert_eq!(a.to_bits(), b.to_bits());
@@ -86,15 +86,13 @@ fn run_flat(isa: Isa, tape: &Tape, width: usize, elements: usize, x: &[Vec<f32>]
     a
 }
 
-/// As `run_flat`, with full inputs and outputs spread to other pixel distances.
+/// As `run_flat`, with full inputs and outputs spread to the pixel distances `ld_in` and `ld_out`.
 fn run_strided(
     isa: Isa,
     tape: &Tape,
-    width: usize,
+    [width, ld_in, ld_out]: [usize; 3],
     elements: usize,
     x: &[Vec<f32>],
-    ld_in: usize,
-    ld_out: usize,
 ) -> Vec<Vec<f32>> {
     let plan = TapePlan::new(tape);
     let spread_x: Vec<Vec<f32>> = x
@@ -220,7 +218,7 @@ fn every_access_with_and_without_gaps() {
             for (ld_in, ld_out) in
                 [(width, width), (width + 5, width), (width, width + 3), (width + 1, width + 9)]
             {
-                let got = run_strided(isa, &tape, width, n, &x, ld_in, ld_out);
+                let got = run_strided(isa, &tape, [width, ld_in, ld_out], n, &x);
                 for (g, w) in got.iter().zip(&want) {
                     close(isa, &format!("width {width} ld {ld_in}, {ld_out}"), g, w, 2e-6);
                 }

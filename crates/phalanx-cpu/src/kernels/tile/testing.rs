@@ -1,5 +1,7 @@
 //! Test helpers of the kernels: noise, and matrices with gaps between their rows.
 
+use crate::kernels::matrix::{MatrixMut, MatrixRef};
+
 /// The content of a matrix's gaps, which no kernel may change.
 const GAP: f32 = -12345.0;
 
@@ -41,6 +43,14 @@ impl Matrix {
     /// NaN everywhere but in the gaps, to reveal elements that a kernel does not write.
     pub fn poisoned(rows: usize, cols: usize, gap: usize) -> Matrix {
         Matrix::new(rows, cols, gap, || f32::NAN)
+    }
+
+    pub fn view(&self) -> MatrixRef<'_> {
+        MatrixRef::new(&self.data, self.rows, self.cols, self.ld)
+    }
+
+    pub fn view_mut(&mut self) -> MatrixMut<'_> {
+        MatrixMut::new(&mut self.data, self.rows, self.cols, self.ld)
     }
 
     pub fn at(&self, row: usize, col: usize) -> f32 {

@@ -9,6 +9,7 @@ use super::tiling::{Tiling, planes};
 use super::transform::{Map, Points};
 use super::{Plan, inputs};
 use crate::kernels::conv::Pass;
+use crate::kernels::matrix::MatrixRef;
 use crate::kernels::tile::{Arena, Outer, Panels};
 use crate::simd::{Kernel, Simd};
 
@@ -16,10 +17,8 @@ use crate::simd::{Kernel, Simd};
 pub(in crate::kernels::conv) struct GradKernel<'a, P> {
     pub geom: &'a ConvGeom,
     pub rows: usize,
-    pub x: &'a [f32],
-    pub ldx: usize,
-    pub dy: &'a [f32],
-    pub ldy: usize,
+    pub x: MatrixRef<'a>,
+    pub dy: MatrixRef<'a>,
     pub dw: &'a mut [f32],
     pub scratch: &'a mut [f32],
     pub tile: PhantomData<P>,
@@ -41,6 +40,7 @@ impl<P: Points> Kernel for GradKernel<'_, P> {
         let spread = arena.floats(plan.points * plan.results()).as_mut_ptr();
         let total = self.rows * tiling.per_image();
         let filters = plan.cols;
+        let (x, dy) = (self.x.src(), self.dy.src());
         for group in 0..plan.groups {
             let (col, cols) = plan.group(group);
             if cols == 0 {
@@ -53,11 +53,10 @@ impl<P: Points> Kernel for GradKernel<'_, P> {
             unsafe {
                 for first in (0..total).step_by(plan.tiles) {
                     let count = plan.tiles.min(total - first);
-                    let x = (self.x.as_ptr(), self.ldx);
                     inputs::<S, P>(&plan, &tiling, (first, count), x, zeros, room);
                     for i in 0..count {
-                        let dy = self.dy.as_ptr().add(col).cast_mut();
-                        let from = tiling.targets(first + i, dy, self.ldy, zeros);
+                        let from = dy.ptr.add(col).cast_mut();
+                        let from = tiling.targets(first + i, from, dy.ld, zeros);
                         let to = planes(P::N, spread.add(i * plan.width), plan.results());
                         S::enter(Map::<P::Spread>::plain(&from, &to, cols));
                     }

@@ -15,6 +15,7 @@
 
 use std::marker::PhantomData;
 
+use crate::kernels::matrix::Epilogue;
 use crate::simd::{Kernel, Simd};
 
 /// Number of values along one axis of the largest tile.
@@ -287,20 +288,18 @@ pub(crate) struct Map<'a, T: Step> {
     pub to: &'a Tile,
     /// Channels.
     pub len: usize,
-    /// `len` floats to add to every result, or null.
-    pub bias: *const f32,
-    /// Clamp results at zero from below.
-    pub relu: bool,
+    /// Its bias, if any, has at least `len` floats.
+    pub epilogue: Epilogue<'a>,
     /// Floats from these pixels to those of the next tile, which are prefetched; 0 for none.
     pub ahead: usize,
     pub step: PhantomData<T>,
 }
 
 impl<'a, T: Step> Map<'a, T> {
-    /// A map without bias and ReLU.
+    /// A map without an epilogue.
     #[inline(always)]
     pub fn plain(from: &'a Tile, to: &'a Tile, len: usize) -> Self {
-        Map { from, to, len, bias: std::ptr::null(), relu: false, ahead: 0, step: PhantomData }
+        Map { from, to, len, epilogue: Epilogue::NONE, ahead: 0, step: PhantomData }
     }
 
     /// Maps `n` channels from `c` on; `FULL` guarantees a full vector.
@@ -328,21 +327,19 @@ impl<'a, T: Step> Map<'a, T> {
                     x[i][j] = column[i];
                 }
             }
-            let bias = if self.bias.is_null() {
-                S::zero()
-            } else if FULL {
-                S::load(self.bias.add(c))
-            } else {
-                S::load_partial(self.bias.add(c), n)
+            let bias = match self.epilogue.bias {
+                Some(bias) if FULL => Some(S::load(bias.as_ptr().add(c))),
+                Some(bias) => Some(S::load_partial(bias.as_ptr().add(c), n)),
+                None => None,
             };
             for i in 0..T::OUT {
                 let mut row = T::apply::<S>(x[i]);
-                if !self.bias.is_null() {
+                if let Some(bias) = bias {
                     for j in 0..T::OUT {
                         row[j] = S::add(row[j], bias);
                     }
                 }
-                if self.relu {
+                if self.epilogue.relu {
                     for j in 0..T::OUT {
                         row[j] = S::max(S::zero(), row[j]);
                     }

@@ -1,9 +1,10 @@
 //! Gradient reduction and update: each worker reduces its slice of every gradient over all workers, in index
 //! order, and runs the optimizer's tape on the slice while it is still in cache.
 
+use super::process_collectives::ProcessCollectives;
+use super::sum_sources;
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
-use crate::process_collectives::ProcessCollectives;
-use crate::worker::{self, MAX_WORKERS_PER_DEVICE, WorkerCtx};
+use crate::worker::{MAX_WORKERS_PER_DEVICE, WorkerCtx, sharded_dense};
 use phalanx_graph::Scope;
 use phalanx_graph::loss_scale::{LossScale, STATE};
 use phalanx_graph::program::{GradientPlan, UpdatePlan, split_range};
@@ -69,7 +70,8 @@ pub(crate) fn update(ctx: &WorkerCtx<'_>) {
         for (g, at) in plan.gradients[bucket.clone()].iter().zip(bucket.clone()) {
             let mut square = 0.0;
             for chunk in chunks(ctx, g) {
-                let (tile, scratch) = ctx.scratch().split_at_mut(longest);
+                // SAFETY: no other slice of the scratch memory is alive.
+                let (tile, scratch) = unsafe { ctx.scratch() }.split_at_mut(longest);
                 let tile = &mut tile[..chunk.len()];
                 match scale {
                     None => reduce_chunk(ctx, (g, at), chunk.clone(), 1.0, tile),
@@ -103,7 +105,7 @@ pub(crate) fn update(ctx: &WorkerCtx<'_>) {
 
 /// This worker's slice of a gradient: a range of the flat layout, in whole granules.
 fn worker_slice(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> Range<usize> {
-    let start = ctx.run.layout.offsets[g.param.index()];
+    let start = ctx.run.memory.layout.offsets[g.param.index()];
     let len = ctx.program().params()[g.param.index()].len();
     let mine = split_range(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
     start + mine.start * g.granule..start + mine.end * g.granule
@@ -130,7 +132,7 @@ pub(crate) fn submit_finished_buckets(ctx: &WorkerCtx<'_>, at: usize) {
         sum_locally(ctx, plan, bucket.clone(), collectives);
         let offsets = &ctx.run.loaded.gradient_offsets;
         let floats = offsets[bucket.start]..offsets[bucket.end];
-        collectives.finish_bucket(floats, ctx.run.workers.len());
+        collectives.finish_bucket(floats, ctx.run.memory.workers.len());
     }
 }
 
@@ -169,7 +171,7 @@ fn sum_locally(
     let devices = ctx.devices();
     let gradients = plan.gradients[bucket.clone()].iter();
     for (g, at) in gradients.zip(&ctx.run.loaded.gradient_offsets[bucket]) {
-        let first = ctx.run.layout.offsets[g.param.index()];
+        let first = ctx.run.memory.layout.offsets[g.param.index()];
         let mine = split_range(worker_slice(ctx, g), devices.len(), ctx.device - devices.start);
         for piece in pieces(mine, CHUNK) {
             // SAFETY: only this worker writes this part of the process's buffer.
@@ -208,14 +210,14 @@ fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: Range<usize>, tile
     // flat layout.
     unsafe {
         let sources = ctx.devices().flat_map(of_device).map(|s| s.add(chunk.start));
-        worker::sum_sources(mesh, sources, tile);
+        sum_sources(mesh, sources, tile);
     }
 }
 
 /// Copies a chunk of a gradient from the shares that the devices summed in [`reduce_scatter`].
 fn gather_shares(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f32]) {
     let devices = ctx.run.mesh.devices;
-    for (device, owner) in ctx.run.devices.iter().enumerate() {
+    for (device, owner) in ctx.run.memory.devices.iter().enumerate() {
         let part = split_range(worker_slice(ctx, g), devices, device);
         let (from, to) = (part.start.max(chunk.start), part.end.min(chunk.end));
         if from < to {
@@ -236,13 +238,14 @@ fn reduce_and_check_finite(
     scaling: LossScale,
 ) -> Option<f32> {
     let longest = longest_piece(plan);
-    let at = ctx.run.layout.offsets[scaling.state.index()];
+    let at = ctx.run.memory.layout.offsets[scaling.state.index()];
     // SAFETY: the parameter has `STATE` floats, and no worker writes it before the barrier below.
     let state = unsafe { *ctx.device_memory().params.f32().add(at).cast::<[f32; STATE]>() };
     let mut finite = true;
     for (g, at) in plan.gradients.iter().zip(0..) {
         for chunk in chunks(ctx, g) {
-            let tile = &mut ctx.scratch()[..longest][..chunk.len()];
+            // SAFETY: no other slice of the scratch memory is alive.
+            let tile = &mut unsafe { ctx.scratch() }[..longest][..chunk.len()];
             reduce_chunk(ctx, (g, at), chunk.clone(), state[0], tile);
             finite &= tile.iter().all(|v| v.is_finite());
             store_reduced(ctx, &chunk, tile);
@@ -299,11 +302,11 @@ fn reduce_chunk(
     tile: &mut [f32],
 ) {
     if let Some((x, dy)) = g.operands {
-        let first = ctx.run.layout.offsets[g.param.index()];
+        let first = ctx.run.memory.layout.offsets[g.param.index()];
         let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
-        ctx.kernel_gradient_rows(x, dy, rows, tile);
+        sharded_dense::kernel_gradient_rows(ctx, x, dy, rows, tile);
     } else if let Some(collectives) = ctx.run.collectives {
-        let first = ctx.run.layout.offsets[g.param.index()];
+        let first = ctx.run.memory.layout.offsets[g.param.index()];
         // SAFETY: complete since the barrier after the reduction, and not written again in this step.
         let values = unsafe {
             let from = collectives.gradients.f32().add(ctx.run.loaded.gradient_offsets[at]);
@@ -407,7 +410,8 @@ fn apply_clipped(ctx: &WorkerCtx<'_>, plan: &UpdatePlan) {
             Some(Clip::Value(_)) | None => 1.0,
         };
         for chunk in chunks(ctx, g) {
-            let (tile, scratch) = ctx.scratch().split_at_mut(longest);
+            // SAFETY: no other slice of the scratch memory is alive.
+            let (tile, scratch) = unsafe { ctx.scratch() }.split_at_mut(longest);
             let tile = &mut tile[..chunk.len()];
             tile.iter_mut().zip(stored_chunk(ctx, &chunk)).for_each(|(t, r)| *t = r * scale);
             apply(ctx, plan, chunk, tile.as_ptr(), scratch);
@@ -417,7 +421,7 @@ fn apply_clipped(ctx: &WorkerCtx<'_>, plan: &UpdatePlan) {
 
 /// The squared norm of a reduced gradient, summed in an order that does not depend on the workers' slices.
 fn squared_norm(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> f64 {
-    let start = ctx.run.layout.offsets[g.param.index()];
+    let start = ctx.run.memory.layout.offsets[g.param.index()];
     let len = ctx.program().params()[g.param.index()].len();
     // SAFETY: the device's workers wrote it before the barrier that precedes this.
     let values =

@@ -1,6 +1,6 @@
 //! A thread that all-reduces finished gradient buckets over all processes while the workers keep computing.
 
-use crate::process_collectives::all_reduce;
+use super::process_collectives::all_reduce;
 use phalanx_distributed::{PeerError, ProcessGroup};
 use std::any::Any;
 use std::collections::VecDeque;

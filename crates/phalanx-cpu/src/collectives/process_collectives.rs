@@ -4,15 +4,17 @@
 //! adds them in rank order, so that all hold the same bits. On a fixed mesh the shards of a process are a
 //! complete subtree of the summation tree that a single process would use.
 
-use crate::async_reduce::ReduceThread;
+use super::async_reduce::ReduceThread;
+use super::{sum_slices, sum_sources, weighted_mean};
+use crate::executor::grow;
 use crate::memory::{Buffer, Heap};
-use crate::worker::{self, WorkerCtx};
+use crate::worker::{WorkerCtx, has_compute};
 use phalanx_distributed::{PeerError, ProcessGroup};
 use phalanx_exec::ExecError;
 use phalanx_exec::{Cluster, LocalShard, ProcessFlags};
 use phalanx_graph::program::{GradientPlan, Instr, Location, Program, ValueId, split_range};
 use phalanx_graph::{DType, Mesh, ParamId, Scope};
-use std::ops::{Add, Range};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -165,8 +167,8 @@ impl ProcessCollectives {
             // An aborted step may have left a bucket in flight. The next step reports its error, if any.
             let _ = self.reduce_thread.flush();
         }
-        crate::executor::grow(heap, &mut self.results, results, "sums between processes")?;
-        crate::executor::grow(heap, &mut self.gradients, gradients, "gradients of the host")
+        grow(heap, &mut self.results, results, "sums between processes")?;
+        grow(heap, &mut self.gradients, gradients, "gradients of the host")
     }
 
     pub fn shard(&self) -> LocalShard {
@@ -232,10 +234,10 @@ impl ProcessCollectives {
             let sources = own.flat_map(|d| (0..mesh.workers).map(move |w| (d, w)));
             let sources = sources.map(|(d, w)| ctx.address(value, d, w));
             match part.dtype {
-                DType::F64 => worker::sum_sources(mesh, sources.map(|s| s.cast()), doubles_mut(to)),
+                DType::F64 => sum_sources(mesh, sources.map(|s| s.cast()), doubles_mut(to)),
                 _ => {
                     let out = &mut floats_mut(to)[..part.len];
-                    worker::sum_sources(mesh, sources.map(|s| s.cast()), out);
+                    sum_sources(mesh, sources.map(|s| s.cast()), out);
                 }
             }
         }
@@ -277,7 +279,7 @@ impl ProcessCollectives {
     /// The mean over all devices, weighted by their rows.
     fn mean(&self, ctx: &WorkerCtx<'_>, part: &Collective, inputs: &[&[u64]], out: &mut [f32]) {
         let devices = inputs.iter().flat_map(|p| p.chunks_exact(part.words())).map(floats);
-        worker::weighted_mean(self.mesh, ctx.run.batch.rows, devices, out);
+        weighted_mean(self.mesh, ctx.run.batch.rows, devices, out);
     }
 
     /// The result of the collective at instruction `instr`, if processes reduced it.
@@ -380,7 +382,7 @@ pub(crate) fn bucket_send_points(program: &Program) -> Vec<Option<usize>> {
     let bucket = |range: &Range<usize>| {
         let all: Option<Vec<usize>> = plan.gradients[range.clone()].iter().map(finished).collect();
         let last = all?.into_iter().max()?;
-        worker::has_compute(&program.instrs()[last + 1..]).then_some(last)
+        has_compute(&program.instrs()[last + 1..]).then_some(last)
     };
     let mut found: Vec<Option<usize>> = plan.buckets.iter().map(bucket).collect();
     // Every process sends its buckets in the same order.
@@ -409,27 +411,6 @@ fn split_ranges(
 /// Splits `values` into `parts` slices of `len` floats.
 fn split_evenly(values: &mut [f32], len: usize, parts: usize) -> Vec<&mut [f32]> {
     split_ranges(values, (0..parts).map(|i| i * len..(i + 1) * len))
-}
-
-/// `out = Σ parts`, in order or as a tree.
-pub(crate) fn sum_slices<T: Copy + Add<Output = T>>(tree: bool, parts: &[&[T]], out: &mut [T]) {
-    match parts {
-        [a, b, c, d] if tree => {
-            let sum = |i: usize| (a[i] + b[i]) + (c[i] + d[i]);
-            out.iter_mut().enumerate().for_each(|(i, o)| *o = sum(i));
-        }
-        [a, b, c, d, e, f, g, h] if tree => {
-            let sum = |i: usize| ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i]));
-            out.iter_mut().enumerate().for_each(|(i, o)| *o = sum(i));
-        }
-        [first, rest @ ..] => {
-            out.copy_from_slice(first);
-            for part in rest {
-                out.iter_mut().zip(*part).for_each(|(o, v)| *o = *o + *v);
-            }
-        }
-        [] => {}
-    }
 }
 
 /// Types without padding bytes for which every bit pattern is valid.
