@@ -49,7 +49,7 @@ pub fn run(args: &Evaluate) -> Result<()> {
     let batch = args.batch.global(spec.default_batch_size(), strategy.num_replicas_in_sync())?;
     let mut model = spec.compiled_model(
         &data.preprocessing,
-        &data.loss_source,
+        &data.objective.source,
         Purpose::Evaluate,
         strategy.into(),
     )?;
