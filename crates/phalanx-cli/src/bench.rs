@@ -30,12 +30,7 @@ struct Report {
     batch: usize,
     /// Steps per window.
     steps: usize,
-    /// Seconds per step in the median window.
-    seconds: f64,
-    /// The first decile of the step times, in seconds: barely affected by other programs on the machine.
-    fastest: f64,
-    /// Seconds from the start of the process to the end of the first step.
-    setup: f64,
+    times: Times,
     /// Bytes planned for the replicas of one GPU, or for all CPU devices of this process.
     planned: usize,
     backend: Arc<dyn Backend>,
@@ -43,6 +38,16 @@ struct Report {
     precision: String,
     profile: Option<Profile>,
     input: Option<input::InputRates>,
+}
+
+/// Measured times, in seconds.
+struct Times {
+    /// Per step in the median window.
+    step: f64,
+    /// The first decile of the step times: barely affected by other programs on the machine.
+    fastest: f64,
+    /// From the start of the process to the end of the first step.
+    setup: f64,
 }
 
 /// Measures and prints.
@@ -194,9 +199,7 @@ fn measure(args: &Bench, context: &RunContext) -> Result<Report> {
         devices: job.model.devices()?,
         batch: job.batch,
         steps,
-        seconds: windows[1],
-        fastest: all[all.len() / 10],
-        setup,
+        times: Times { step: windows[1], fastest: all[all.len() / 10], setup },
         planned: job.model.own_memory_plan(job.kind, job.batch)?.total() * job.devices.sharing,
         precision: args.device_args.precision.stored_on(&*job.backend),
         backend: job.backend,
@@ -207,14 +210,15 @@ fn measure(args: &Bench, context: &RunContext) -> Result<Report> {
 
 impl Report {
     fn print(&self) -> Result<()> {
-        let Report { model, batch, steps, seconds, fastest, setup, .. } = self;
+        let Report { model, batch, steps, times, .. } = self;
+        let Times { step, fastest, setup } = times;
         let mut out = terminal::stdout();
         let model = shown(model);
         writeln!(
             out,
             "{model}: {:.0} images/s, {:.3} ms/step (batch {batch}, {steps} steps per window)",
-            *batch as f64 / seconds,
-            seconds * 1e3,
+            *batch as f64 / step,
+            step * 1e3,
         )?;
         writeln!(
             out,
@@ -234,7 +238,7 @@ impl Report {
             )?,
         }
         if let Some(input) = &self.input {
-            input.print(*batch as f64 / seconds, &mut out)?;
+            input.print(*batch as f64 / step, &mut out)?;
         }
         if let Some(profile) = &self.profile {
             profile::print(profile, self.backend.traits().profile_note, &mut out)?;
@@ -249,10 +253,10 @@ impl Report {
             "batch": self.batch,
             "devices": self.devices,
             "precision": self.precision,
-            "images_per_second": (self.batch as f64 / self.seconds * 10.0).round() / 10.0,
-            "step_ms": (self.seconds * 1e6).round() / 1e3,
-            "fastest_tenth_ms": (self.fastest * 1e6).round() / 1e3,
-            "setup_s": (self.setup * 1e3).round() / 1e3,
+            "images_per_second": (self.batch as f64 / self.times.step * 10.0).round() / 10.0,
+            "step_ms": (self.times.step * 1e6).round() / 1e3,
+            "fastest_tenth_ms": (self.times.fastest * 1e6).round() / 1e3,
+            "setup_s": (self.times.setup * 1e3).round() / 1e3,
             "peak_rss_mib": mib(peak_rss()),
             "planned_mib": mib(self.planned),
         });

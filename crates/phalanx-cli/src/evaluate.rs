@@ -50,7 +50,7 @@ pub fn run(args: &Evaluate, context: &RunContext) -> Result<()> {
     let batch = args.batch.global(spec.default_batch_size(), strategy.num_replicas_in_sync())?;
     let mut model = spec.compiled_model(
         &data.preprocessing,
-        &data.loss_source,
+        &data.objective.source,
         Purpose::Evaluate,
         strategy.into(),
     )?;

@@ -167,8 +167,9 @@ pub fn describe_inputs(data: &PreparedData) -> String {
         0 => String::new(),
         n => format!(" ({})", plural(n, "class").replace("classs", "classes")),
     };
-    let (targets, losses) = (data.target_forms.join("; "), data.losses.join(", "));
-    let note = match data.loss_source {
+    let (targets, losses) =
+        (data.objective.target_forms.join("; "), data.objective.losses.join(", "));
+    let note = match data.objective.source {
         LossSource::Inferred { .. } => " (chosen: the file has none; --loss sets another)",
         LossSource::Named(_) | LossSource::Stored => "",
     };
@@ -285,7 +286,7 @@ pub fn measure_scaling(
     let strategy = MirroredStrategy::with_devices(&first)?.threads(threads);
     let mut model = spec.compiled_model(
         &data.preprocessing,
-        &data.loss_source,
+        &data.objective.source,
         Purpose::Train,
         strategy.into(),
     )?;

@@ -48,7 +48,7 @@ pub fn run(args: &Train, context: &RunContext) -> Result<()> {
     let optimizer = optimizer(args, &spec, sizes.steps)?;
     let options = CompileOptions { optimizer, strategy, seed: args.seed };
     let mut model =
-        spec.compiled_model(&data.preprocessing, &data.loss_source, Purpose::Train, options)?;
+        spec.compiled_model(&data.preprocessing, &data.objective.source, Purpose::Train, options)?;
     let rate = model.learning_rate()?;
     if verbose > 0 {
         report::print_header(&mut model, args, &sizes, rate, &data)?;

@@ -48,9 +48,15 @@ fn huge_png() -> Vec<u8> {
     bytes
 }
 
-/// Writes damaged files, each kind in its own directory. Returns the directory, the `--data` argument and the expected
-/// message.
-pub fn damaged(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
+/// A directory of damaged files, the `--data` argument and the expected message.
+type Damaged = (&'static str, String, &'static str);
+
+/// Writes damaged files, each kind in its own directory.
+pub fn damaged(dir: &Path) -> Vec<Damaged> {
+    [damaged_mnist(dir), damaged_cifar(dir), damaged_images(dir), damaged_tables(dir)].concat()
+}
+
+fn damaged_mnist(dir: &Path) -> Vec<Damaged> {
     let mut cases = vec![];
     let mut mnist = |what: &'static str, file: &str, bytes: Vec<u8>, expected: &'static str| {
         let data = dir.join(what).join("data/mnist");
@@ -78,7 +84,11 @@ pub fn damaged(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
     mnist("idx-cut-gzip", "train-images-idx3-ubyte.gz", good[..good.len() / 2].to_vec(), images);
     let bomb = gzip(&[idx(&[2, 28, 28], &[]), vec![0; 100 << 20]].concat());
     mnist("idx-bomb", "train-images-idx3-ubyte.gz", bomb, images);
+    cases
+}
 
+fn damaged_cifar(dir: &Path) -> Vec<Damaged> {
+    let mut cases = vec![];
     let mut cifar = |what: &'static str, bytes: &[u8], expected: &'static str| {
         for i in 1..=5 {
             let file = format!("data/cifar-10-batches-bin/data_batch_{i}.bin");
@@ -90,7 +100,11 @@ pub fn damaged(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
     cifar("cifar-length", &[0; 3074], "records of 3073 bytes");
     cifar("cifar-empty", &[], "test_batch.bin");
     cifar("cifar-label", &[vec![10], vec![0; 3072]].concat(), "labels below 10");
+    cases
+}
 
+fn damaged_images(dir: &Path) -> Vec<Damaged> {
+    let mut cases = vec![];
     let mut folder = |what: &'static str, file: &str, bytes: &[u8], expected: &'static str| {
         let images = dir.join(what).join("images");
         for class in ["a", "b"] {
@@ -114,7 +128,11 @@ pub fn damaged(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
     std::fs::create_dir_all(dir.join("folder-loop/images")).unwrap();
     std::os::unix::fs::symlink("a", dir.join("folder-loop/images/a")).unwrap();
     cases.push(("folder-loop", "images".into(), "images/a: Too many levels"));
+    cases
+}
 
+fn damaged_tables(dir: &Path) -> Vec<Damaged> {
+    let mut cases = vec![];
     let mut file = |what: &'static str, name: &str, bytes: &[u8], expected: &'static str| {
         write(&dir.join(what).join(name), bytes);
         cases.push((what, name.to_string(), expected));

@@ -76,9 +76,10 @@ impl Lowering<'_> {
         let positions = ty.len() / ty.last().max(1);
         let count = self.scope_rows(replica, attrs.scope) * positions;
         let sums = self.request.facts.fused_column_sums.get(&y).copied();
-        let to = sums.map(|s| self.operand(replica, s).ptr);
+        let column_sums = sums.map(|s| self.operand(replica, s).ptr);
+        let bias = ops::norm::FusedBias { values: deferred, column_sums };
         let (mut cx, _) = self.cx(replica);
-        let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, deferred, to);
+        let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, bias);
         let written: Vec<ValueId> = [y].into_iter().chain(sums).collect();
         self.launches(replica, label, launches, x, &written);
     }

@@ -225,18 +225,26 @@ pub(crate) fn batch_norm_grad_sums(
     vec![launch]
 }
 
+/// A bias of the layer before that the kernel adds to its input.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FusedBias {
+    /// The bias, if any.
+    pub values: Option<Ptr>,
+    /// Receives the derivative by the bias: the result's sums over all pixels.
+    pub column_sums: Option<Ptr>,
+}
+
 /// The derivative by `x` from complete sums over `count` numbers; operands `dy, x, stats, gamma,
-/// beta, sums`. If `column_sums` is given, it receives the result's sums over all pixels: the
-/// derivative by the `bias`.
+/// beta, sums`.
 pub(crate) fn batch_norm_grad_input(
     cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,
     count: usize,
     x: &[ValueId],
     y: ValueId,
-    bias: Option<Ptr>,
-    column_sums: Option<Ptr>,
+    bias: FusedBias,
 ) -> Vec<Launch> {
+    let FusedBias { values: bias, column_sums } = bias;
     let (dy, input, dx) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if input.len == 0 {
         return vec![];
@@ -363,11 +371,11 @@ mod tests {
             harness.run(|cx, _| batch_norm(cx, &a, &[input, st, g, b], y, bias));
             harness.run(|cx, _| batch_norm_grad_sums(cx, &a, &[grad, input, st, g, b], gs, bias));
             let operands = [grad, input, st, g, b, gs];
-            harness.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, None));
+            let fused = |column_sums| FusedBias { values: bias, column_sums };
+            harness.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, fused(None)));
             let plain = harness.get(dx);
-            let to = harness.at(columns);
-            harness
-                .run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, Some(to)));
+            let to = fused(Some(harness.at(columns)));
+            harness.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, to));
             assert_eq!(harness.get(dx), plain, "{}", what("with or without sums"));
 
             let (stats, got, sums, columns) =

@@ -2,6 +2,7 @@
 
 mod docs;
 mod kernels;
+mod limits;
 mod memory;
 mod programs;
 mod training;

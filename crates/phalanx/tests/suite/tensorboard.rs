@@ -201,19 +201,16 @@ fn log_dir(name: &str) -> (PathBuf, Option<tempfile::TempDir>) {
     }
 }
 
-#[test]
-fn scalars_histograms_and_graph_match_the_run() {
-    let (logs, _guard) = log_dir("full");
-    let callback =
-        TensorBoard::new(&logs).histogram_freq(2).update_freq(2).write_steps_per_second(true);
-    let before = now();
-    let (model, history) = train(callback, 0.2);
-    let (training, validation) = (read(&logs.join("train")), read(&logs.join("validation")));
-    for log in [&training, &validation] {
-        assert!(log.times.is_sorted() && log.times[0] >= before - 1e-3);
-        assert!(log.times.last().unwrap() <= &(now() + 1e-3));
-    }
+/// The steps at which epochs are logged.
+const EPOCHS: [u64; 3] = [0, 1, 2];
 
+/// A log of the history, at these steps.
+fn series(history: &History, name: &str, steps: &[u64]) -> Vec<(u64, f32)> {
+    let values = history.get(name).unwrap().iter().map(|v| *v as f32);
+    steps.iter().copied().zip(values).collect()
+}
+
+fn check_training_scalars(training: &Log, history: &History) {
     // Four batches of 8 per epoch, of which every second is logged.
     let tags: Vec<&str> = training.scalars.keys().map(String::as_str).collect();
     let expected = [
@@ -227,14 +224,9 @@ fn scalars_histograms_and_graph_match_the_run() {
         "epoch_steps_per_second",
     ];
     assert_eq!(tags, expected);
-    let series = |name: &str, steps: &[u64]| -> Vec<(u64, f32)> {
-        let values = history.get(name).unwrap().iter().map(|v| *v as f32);
-        steps.iter().copied().zip(values).collect()
-    };
-    let epochs = [0, 1, 2];
-    assert_eq!(training.scalars["epoch_loss"], series("loss", &epochs));
-    assert_eq!(training.scalars["epoch_accuracy"], series("accuracy", &epochs));
-    assert_eq!(training.scalars["epoch_learning_rate"], series("lr", &epochs));
+    assert_eq!(training.scalars["epoch_loss"], series(history, "loss", &EPOCHS));
+    assert_eq!(training.scalars["epoch_accuracy"], series(history, "accuracy", &EPOCHS));
+    assert_eq!(training.scalars["epoch_learning_rate"], series(history, "lr", &EPOCHS));
     let steps: Vec<u64> = training.scalars["batch_loss"].iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, [2, 4, 6, 8, 10, 12]);
     // The running mean of the last batch is that of the epoch.
@@ -245,6 +237,9 @@ fn scalars_histograms_and_graph_match_the_run() {
         let steps = training.scalars["epoch_steps_per_second"][epoch].1;
         assert!((steps * 8.0 / speed - 1.0).abs() < 1e-3, "{steps} steps, {speed} images");
     }
+}
+
+fn check_validation_scalars(validation: &Log, history: &History) {
     let tags: Vec<&str> = validation.scalars.keys().map(String::as_str).collect();
     let expected = [
         "epoch_accuracy",
@@ -253,10 +248,12 @@ fn scalars_histograms_and_graph_match_the_run() {
         "evaluation_loss_vs_iterations",
     ];
     assert_eq!(tags, expected);
-    assert_eq!(validation.scalars["epoch_loss"], series("val_loss", &epochs));
+    assert_eq!(validation.scalars["epoch_loss"], series(history, "val_loss", &EPOCHS));
     let by_step = &validation.scalars["evaluation_loss_vs_iterations"];
-    assert_eq!(*by_step, series("val_loss", &[4, 8, 12]));
+    assert_eq!(*by_step, series(history, "val_loss", &[4, 8, 12]));
+}
 
+fn check_histograms(training: &Log, model: &Model) {
     // Epochs 0 and 2; the last has the current weights of the model.
     let weights = model.weights().unwrap();
     assert_eq!(training.histograms.len(), weights.len());
@@ -277,7 +274,9 @@ fn scalars_histograms_and_graph_match_the_run() {
         assert!(limits.is_sorted() && *limits.last().unwrap() == f64::from(most));
         assert_eq!(counts.iter().sum::<f64>(), values.len() as f64);
     }
+}
 
+fn check_graph(training: &Log) {
     let node = |name: &str, op: &str, inputs: &[&str]| {
         let inputs = inputs.iter().map(|i| i.to_string()).collect();
         (name.to_string(), op.to_string(), inputs)
@@ -291,6 +290,24 @@ fn scalars_histograms_and_graph_match_the_run() {
         node("head", "Dense", &["add"]),
     ];
     assert_eq!(training.graph, expected);
+}
+
+#[test]
+fn scalars_histograms_and_graph_match_the_run() {
+    let (logs, _guard) = log_dir("full");
+    let callback =
+        TensorBoard::new(&logs).histogram_freq(2).update_freq(2).write_steps_per_second(true);
+    let before = now();
+    let (model, history) = train(callback, 0.2);
+    let (training, validation) = (read(&logs.join("train")), read(&logs.join("validation")));
+    for log in [&training, &validation] {
+        assert!(log.times.is_sorted() && log.times[0] >= before - 1e-3);
+        assert!(log.times.last().unwrap() <= &(now() + 1e-3));
+    }
+    check_training_scalars(&training, &history);
+    check_validation_scalars(&validation, &history);
+    check_histograms(&training, &model);
+    check_graph(&training);
     assert!(validation.graph.is_empty());
 }
 

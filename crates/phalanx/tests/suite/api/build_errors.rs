@@ -17,13 +17,8 @@ fn merge(shapes: &[&[usize]], layer: impl Layer) -> Result<()> {
 }
 
 #[test]
-fn sizes_and_shapes_are_checked_when_the_model_is_built() {
+fn windows_are_checked_when_the_model_is_built() {
     check(&[
-        (|| on([4], Dense::new(0)), "layer 'dense': units: expected 1 or more, received 0"),
-        (
-            || on([], Dense::new(1)),
-            "layer 'dense': input: expected shape (batch, .., features), received (None,)",
-        ),
         (
             || on([8, 8, 3], Conv2D::new(0, 3)),
             "layer 'conv2d': filters: expected 1 or more, received 0",
@@ -57,6 +52,38 @@ fn sizes_and_shapes_are_checked_when_the_model_is_built() {
             || on([4], GlobalAveragePooling2D::new()),
             "layer 'global_average_pooling2d': input: expected shape (batch, height, width, channels)",
         ),
+        (|| on([8, 8, 3], Cropping2D::new(4)), "layer 'cropping2d': cropping"),
+        (|| on([8, 8, 3], Cropping2D::new(usize::MAX)), "layer 'cropping2d': cropping"),
+        (|| on([8, 8, 3], UpSampling2D::new(0)), "layer 'up_sampling2d': size"),
+    ]);
+}
+
+#[test]
+fn inputs_of_merges_are_checked_when_the_model_is_built() {
+    check(&[
+        (|| merge(&[&[4], &[4]], Dense::new(1)), "layer 'dense': inputs: expected 1, received 2"),
+        (
+            || merge(&[&[4, 2], &[3, 2]], Concatenate::new()),
+            "layer 'concatenate': inputs to concatenate: expected equal shapes except on the axis joined, received (None, 4, 2), (None, 3, 2)",
+        ),
+        (|| merge(&[&[4], &[4]], Concatenate::new().axis(0)), "layer 'concatenate': axis"),
+        (|| merge(&[&[4], &[3]], Add::new()), "layer 'add': "),
+        (|| merge(&[&[4], &[3]], Add::new()), "(None, 4) and (None, 3)"),
+        (
+            || merge(&[&[4], &[4], &[4]], Subtract::new()),
+            "layer 'subtract': inputs: expected 2, received 3",
+        ),
+    ]);
+}
+
+#[test]
+fn sizes_and_shapes_are_checked_when_the_model_is_built() {
+    check(&[
+        (|| on([4], Dense::new(0)), "layer 'dense': units: expected 1 or more, received 0"),
+        (
+            || on([], Dense::new(1)),
+            "layer 'dense': input: expected shape (batch, .., features), received (None,)",
+        ),
         (|| on([4], Dropout::new(-0.1)), "layer 'dropout': rate: expected"),
         (|| on([4], Dropout::new(f64::NAN)), "received NaN"),
         (
@@ -75,9 +102,6 @@ fn sizes_and_shapes_are_checked_when_the_model_is_built() {
         (|| on([6], Reshape::new([i64::MAX, i64::MAX, 2])), "layer 'reshape': target_shape"),
         (|| on([2, 3], Permute::new([1])), "layer 'permute': dims"),
         (|| on([2, 3], Permute::new([0, 1])), "layer 'permute': dims"),
-        (|| on([8, 8, 3], Cropping2D::new(4)), "layer 'cropping2d': cropping"),
-        (|| on([8, 8, 3], Cropping2D::new(usize::MAX)), "layer 'cropping2d': cropping"),
-        (|| on([8, 8, 3], UpSampling2D::new(0)), "layer 'up_sampling2d': size"),
         (
             || on([4], Embedding::new(0, 3)),
             "layer 'embedding': input_dim: expected 1 or more, received 0",
@@ -85,18 +109,6 @@ fn sizes_and_shapes_are_checked_when_the_model_is_built() {
         (
             || on([0], Dense::new(1)),
             "model 'sequential': input shape: expected sizes above zero, received (None, 0)",
-        ),
-        (|| merge(&[&[4], &[4]], Dense::new(1)), "layer 'dense': inputs: expected 1, received 2"),
-        (
-            || merge(&[&[4, 2], &[3, 2]], Concatenate::new()),
-            "layer 'concatenate': inputs to concatenate: expected equal shapes except on the axis joined, received (None, 4, 2), (None, 3, 2)",
-        ),
-        (|| merge(&[&[4], &[4]], Concatenate::new().axis(0)), "layer 'concatenate': axis"),
-        (|| merge(&[&[4], &[3]], Add::new()), "layer 'add': "),
-        (|| merge(&[&[4], &[3]], Add::new()), "(None, 4) and (None, 3)"),
-        (
-            || merge(&[&[4], &[4], &[4]], Subtract::new()),
-            "layer 'subtract': inputs: expected 2, received 3",
         ),
     ]);
 }
@@ -219,12 +231,68 @@ fn the_graph_of_a_model_is_checked() {
     ]);
 }
 
+fn compile(layer: impl Layer, shape: Vec<usize>) -> Result<()> {
+    let mut model = Sequential::new().add(Input::new(shape)).add(layer).build()?;
+    model.compile(Compile::new("sgd").loss("mse").strategy(one_thread()))
+}
+
+#[test]
+fn impossible_devices_are_refused() {
+    check(&[
+        (
+            || MirroredStrategy::cpus(0).map(|_| ()),
+            "MirroredStrategy: devices: expected at least one device, received none",
+        ),
+        (|| MirroredStrategy::cpus(usize::MAX).map(|_| ()), "MirroredStrategy: devices: expected"),
+        (
+            || {
+                let strategy = MirroredStrategy::cpus(2)?.threads(usize::MAX);
+                classifier().compile(Compile::new("sgd").loss("mse").strategy(strategy))
+            },
+            "MirroredStrategy: threads: expected",
+        ),
+        (
+            || MirroredStrategy::with_devices(["gpu:99"]).map(|_| ()),
+            "MirroredStrategy: devices: expected a device of this machine, received gpu:99",
+        ),
+        (
+            || MirroredStrategy::with_devices(["tpu"]).map(|_| ()),
+            "device: name: expected cpu:N, gpu:N or gpu:N/PART, received 'tpu'",
+        ),
+    ]);
+}
+
+#[test]
+fn steps_too_large_for_any_machine_are_refused() {
+    check(&[
+        (|| compile(Dense::new(1 << 20), vec![1 << 20, 1 << 20]), "out of memory: "),
+        (
+            || compile(Dense::new(10), vec![1 << 40]),
+            "out of memory: 87960930222160 bytes for 2 copies of the weights",
+        ),
+        (
+            || {
+                let mut model = classifier();
+                model.compile(Compile::new("sgd").loss("mse").strategy(one_thread()))?;
+                model.program(StepKind::Train, usize::MAX).map(|_| ())
+            },
+            "program 'train': expected activations that can be addressed, received a batch of",
+        ),
+        (
+            || {
+                // It can be planned but needs more memory than there is.
+                let x = Input::new([64, 64, 1]).symbol();
+                let y = UpSampling2D::new(1 << 12).apply(&x);
+                let model = Model::new(&x, GlobalAveragePooling2D::new().apply(&y))?;
+                model.predict(Tensor::zeros([1, 64, 64, 1])).map(|_| ())
+            },
+            "out of memory: ",
+        ),
+    ]);
+}
+
 #[test]
 fn models_too_large_for_any_machine_are_refused() {
-    fn compile(layer: impl Layer, shape: Vec<usize>) -> Result<()> {
-        let mut model = Sequential::new().add(Input::new(shape)).add(layer).build()?;
-        model.compile(Compile::new("sgd").loss("mse").strategy(one_thread()))
-    }
     check(&[
         (
             || on([1; 17], Flatten::new()),
@@ -258,7 +326,6 @@ fn models_too_large_for_any_machine_are_refused() {
             "layer 'add': size: expected at most",
         ),
         (|| merge(&[&[1 << 40, 1], &[1, 1 << 40]], Concatenate::new()), "layer 'concatenate'"),
-        (|| compile(Dense::new(1 << 20), vec![1 << 20, 1 << 20]), "out of memory: "),
         (|| on([8, 8, 1], ZeroPadding2D::new(usize::MAX)), "layer 'zero_padding2d'"),
         (|| on([8, 8, 1], UpSampling2D::new(usize::MAX)), "layer 'up_sampling2d'"),
         (|| on([8, 8, 1], Conv2D::new(1, usize::MAX)), "layer 'conv2d': kernel_size"),
@@ -268,47 +335,5 @@ fn models_too_large_for_any_machine_are_refused() {
             "layer 'conv2d': strides",
         ),
         (|| on([1], Embedding::new(usize::MAX, usize::MAX)), "layer 'embedding'"),
-        (
-            || compile(Dense::new(10), vec![1 << 40]),
-            "out of memory: 87960930222160 bytes for 2 copies of the weights",
-        ),
-        (
-            || {
-                let mut model = classifier();
-                model.compile(Compile::new("sgd").loss("mse").strategy(one_thread()))?;
-                model.program(StepKind::Train, usize::MAX).map(|_| ())
-            },
-            "program 'train': expected activations that can be addressed, received a batch of",
-        ),
-        (
-            || {
-                // It can be planned but needs more memory than there is.
-                let x = Input::new([64, 64, 1]).symbol();
-                let y = UpSampling2D::new(1 << 12).apply(&x);
-                let model = Model::new(&x, GlobalAveragePooling2D::new().apply(&y))?;
-                model.predict(Tensor::zeros([1, 64, 64, 1])).map(|_| ())
-            },
-            "out of memory: ",
-        ),
-        (
-            || MirroredStrategy::cpus(0).map(|_| ()),
-            "MirroredStrategy: devices: expected at least one device, received none",
-        ),
-        (|| MirroredStrategy::cpus(usize::MAX).map(|_| ()), "MirroredStrategy: devices: expected"),
-        (
-            || {
-                let strategy = MirroredStrategy::cpus(2)?.threads(usize::MAX);
-                classifier().compile(Compile::new("sgd").loss("mse").strategy(strategy))
-            },
-            "MirroredStrategy: threads: expected",
-        ),
-        (
-            || MirroredStrategy::with_devices(["gpu:99"]).map(|_| ()),
-            "MirroredStrategy: devices: expected a device of this machine, received gpu:99",
-        ),
-        (
-            || MirroredStrategy::with_devices(["tpu"]).map(|_| ()),
-            "device: name: expected cpu:N, gpu:N or gpu:N/PART, received 'tpu'",
-        ),
     ]);
 }

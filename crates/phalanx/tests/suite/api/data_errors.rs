@@ -10,12 +10,13 @@ fn fit(x: Tensor, y: Tensor, fit: Fit) -> Result<()> {
     compiled(SGD::default()).fit((x, y), fit.verbose(0)).map(|_| ())
 }
 
+fn labelled(labels: Vec<i32>) -> Result<()> {
+    let (x, _) = clouds(labels.len());
+    fit(x, tensor(&[labels.len()], labels), Fit::new().batch_size(2))
+}
+
 #[test]
-fn data_are_checked_before_anything_runs_on_them() {
-    fn labelled(labels: Vec<i32>) -> Result<()> {
-        let (x, _) = clouds(labels.len());
-        fit(x, tensor(&[labels.len()], labels), Fit::new().batch_size(2))
-    }
+fn labels_are_checked_before_anything_runs_on_them() {
     check(&[
         (
             || labelled(vec![0, 1, 2, 0, 3]),
@@ -38,38 +39,12 @@ fn data_are_checked_before_anything_runs_on_them() {
             || fit(clouds(2).0, tensor(&[2], vec![f32::NAN, 1.0]), Fit::new()),
             "data: targets: expected class numbers",
         ),
-        (
-            || fit(clouds(4).0, clouds(3).1, Fit::new()),
-            "Arrays: y[0]: expected 4 rows as in x[0], received 3 rows",
-        ),
-        (
-            || fit(Tensor::zeros([4, 5]), clouds(4).1, Fit::new()),
-            "model 'sequential': input 'input_0': expected 4 rows of f32 (None, 4), received 4 rows of f32 (None, 5)",
-        ),
-        (
-            || fit(Tensor::zeros([4, 2, 2]), clouds(4).1, Fit::new()),
-            "received 4 rows of f32 (None, 2, 2)",
-        ),
-        (
-            || fit(clouds(4).0, Tensor::zeros([4, 3]), Fit::new()),
-            "model 'sequential': target of 'dense_1': expected 4 rows of i32 (None,), received 4 rows of i32 (None, 3)",
-        ),
-        (
-            || fit(Tensor::zeros([0, 4]), tensor(&[0], Vec::<i32>::new()), Fit::new()),
-            "Arrays: x: expected at least one sample, received none",
-        ),
-        (
-            || fit(clouds(4).0, clouds(4).1, Fit::new().batch_size(0)),
-            "fit: batch_size: expected 1 or more, received 0",
-        ),
-        (
-            || fit(clouds(4).0, clouds(4).1, Fit::new().steps_per_epoch(0)),
-            "fit: steps_per_epoch: expected 1 or more, received 0",
-        ),
-        (
-            || fit(clouds(4).0, clouds(4).1, Fit::new().accumulate(0)),
-            "fit: accumulate: expected 1 or more, received 0",
-        ),
+    ]);
+}
+
+#[test]
+fn validation_and_weights_are_checked() {
+    check(&[
         (
             || fit(clouds(4).0, clouds(4).1, Fit::new().validation_split(1.0)),
             "Arrays: split: expected a fraction in (0, 1), received 1",
@@ -111,24 +86,12 @@ fn data_are_checked_before_anything_runs_on_them() {
             || fit(clouds(2).0, clouds(2).1, Fit::new().class_weight([(0, -1.0)])),
             "Arrays: class_weight: expected finite weights, not negative, received -1 for class 0",
         ),
-        (
-            || compiled(SGD::default()).fit(clouds(4), Fit::new().verbose(3)).map(|_| ()),
-            "fit: verbose: expected 0, 1 or 2, received 3",
-        ),
-        (
-            || {
-                let two = Arrays::new(vec![clouds(4).0, clouds(4).0], clouds(4).1)?;
-                compiled(SGD::default()).fit(two, Fit::new().verbose(0)).map(|_| ())
-            },
-            "model 'sequential': inputs: expected 1, received 2",
-        ),
-        (
-            || {
-                let two = Arrays::new(clouds(4).0, vec![clouds(4).1, clouds(4).1])?;
-                compiled(SGD::default()).fit(two, Fit::new().verbose(0)).map(|_| ())
-            },
-            "model 'sequential': targets: expected 1, received 2",
-        ),
+    ]);
+}
+
+#[test]
+fn evaluation_and_prediction_check_their_data() {
+    check(&[
         (
             || {
                 compiled(SGD::default())
@@ -152,6 +115,68 @@ fn data_are_checked_before_anything_runs_on_them() {
         (
             || classifier().predict(tensor(&[], vec![1.0f32])).map(|_| ()),
             "Arrays: x[0]: expected samples in rows, received a scalar",
+        ),
+    ]);
+}
+
+#[test]
+fn arguments_of_fit_are_checked() {
+    check(&[
+        (
+            || fit(clouds(4).0, clouds(4).1, Fit::new().batch_size(0)),
+            "fit: batch_size: expected 1 or more, received 0",
+        ),
+        (
+            || fit(clouds(4).0, clouds(4).1, Fit::new().steps_per_epoch(0)),
+            "fit: steps_per_epoch: expected 1 or more, received 0",
+        ),
+        (
+            || fit(clouds(4).0, clouds(4).1, Fit::new().accumulate(0)),
+            "fit: accumulate: expected 1 or more, received 0",
+        ),
+        (
+            || compiled(SGD::default()).fit(clouds(4), Fit::new().verbose(3)).map(|_| ()),
+            "fit: verbose: expected 0, 1 or 2, received 3",
+        ),
+    ]);
+}
+
+#[test]
+fn data_are_checked_before_anything_runs_on_them() {
+    check(&[
+        (
+            || fit(clouds(4).0, clouds(3).1, Fit::new()),
+            "Arrays: y[0]: expected 4 rows as in x[0], received 3 rows",
+        ),
+        (
+            || fit(Tensor::zeros([4, 5]), clouds(4).1, Fit::new()),
+            "model 'sequential': input 'input_0': expected 4 rows of f32 (None, 4), received 4 rows of f32 (None, 5)",
+        ),
+        (
+            || fit(Tensor::zeros([4, 2, 2]), clouds(4).1, Fit::new()),
+            "received 4 rows of f32 (None, 2, 2)",
+        ),
+        (
+            || fit(clouds(4).0, Tensor::zeros([4, 3]), Fit::new()),
+            "model 'sequential': target of 'dense_1': expected 4 rows of i32 (None,), received 4 rows of i32 (None, 3)",
+        ),
+        (
+            || fit(Tensor::zeros([0, 4]), tensor(&[0], Vec::<i32>::new()), Fit::new()),
+            "Arrays: x: expected at least one sample, received none",
+        ),
+        (
+            || {
+                let two = Arrays::new(vec![clouds(4).0, clouds(4).0], clouds(4).1)?;
+                compiled(SGD::default()).fit(two, Fit::new().verbose(0)).map(|_| ())
+            },
+            "model 'sequential': inputs: expected 1, received 2",
+        ),
+        (
+            || {
+                let two = Arrays::new(clouds(4).0, vec![clouds(4).1, clouds(4).1])?;
+                compiled(SGD::default()).fit(two, Fit::new().verbose(0)).map(|_| ())
+            },
+            "model 'sequential': targets: expected 1, received 2",
         ),
         (
             || compiled(SGD::default()).train_on_batch(&clouds(3).0, &clouds(2).1).map(|_| ()),

@@ -20,14 +20,41 @@ pub fn check(cases: &[Case]) {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n\n"));
 }
 
+fn with(compile: Compile) -> Result<()> {
+    classifier().compile(compile.strategy(one_thread()))
+}
+
+fn optimizer(optimizer: impl Optimizer + 'static) -> Result<()> {
+    with(Compile::new(optimizer).loss("mse"))
+}
+
 #[test]
-fn compile_checks_what_it_is_given() {
-    fn with(compile: Compile) -> Result<()> {
-        classifier().compile(compile.strategy(one_thread()))
-    }
-    fn optimizer(optimizer: impl Optimizer + 'static) -> Result<()> {
-        with(Compile::new(optimizer).loss("mse"))
-    }
+fn compile_checks_its_optimizer() {
+    check(&[
+        (|| optimizer(SGD::new(f64::NAN)), "SGD: learning_rate: expected"),
+        (|| optimizer(Adam::new(-1.0)), "Adam: learning_rate: expected"),
+        (
+            || optimizer(SGD::default().momentum(f64::INFINITY)),
+            "SGD: momentum: expected a number from 0 to 1, received inf",
+        ),
+        (
+            || optimizer(SGD::default().clipnorm(1.0).clipvalue(1.0)),
+            "SGD: gradient limits: expected one of",
+        ),
+        (
+            || optimizer(SGD::default().gradient_accumulation_steps(0)),
+            "SGD: gradient_accumulation_steps: expected 2 steps or more, received 0",
+        ),
+        (
+            || optimizer(SGD::new(PiecewiseConstantDecay::new([3, 2], [1.0, 2.0, 3.0]))),
+            "PiecewiseConstantDecay",
+        ),
+        (|| optimizer(SGD::new(CosineDecay::new(0.1, 0))), "CosineDecay"),
+    ]);
+}
+
+#[test]
+fn compile_checks_its_losses_and_metrics() {
     check(&[
         (|| with(Compile::new("sgd")), "compile: loss: expected one per output, 1, received 0"),
         (
@@ -94,25 +121,6 @@ fn compile_checks_what_it_is_given() {
             },
             "loss 'sparse_categorical_crossentropy': y_pred: expected a last axis of classes, received f32 (None,)",
         ),
-        (|| optimizer(SGD::new(f64::NAN)), "SGD: learning_rate: expected"),
-        (|| optimizer(Adam::new(-1.0)), "Adam: learning_rate: expected"),
-        (
-            || optimizer(SGD::default().momentum(f64::INFINITY)),
-            "SGD: momentum: expected a number from 0 to 1, received inf",
-        ),
-        (
-            || optimizer(SGD::default().clipnorm(1.0).clipvalue(1.0)),
-            "SGD: gradient limits: expected one of",
-        ),
-        (
-            || optimizer(SGD::default().gradient_accumulation_steps(0)),
-            "SGD: gradient_accumulation_steps: expected 2 steps or more, received 0",
-        ),
-        (
-            || optimizer(SGD::new(PiecewiseConstantDecay::new([3, 2], [1.0, 2.0, 3.0]))),
-            "PiecewiseConstantDecay",
-        ),
-        (|| optimizer(SGD::new(CosineDecay::new(0.1, 0))), "CosineDecay"),
     ]);
 }
 

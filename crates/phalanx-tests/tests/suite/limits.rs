@@ -1,0 +1,280 @@
+//! Limits on the size of files, functions, parameter lists and types. A type or function over a limit does several
+//! jobs, unless the table of exceptions gives a reason.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+/// What is limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Limit {
+    /// Lines of a file before its tests.
+    FileLines,
+    /// Lines of a function.
+    FunctionLines,
+    /// Parameters of a function besides `self`, unless it has a foreign ABI.
+    Parameters,
+    /// Fields of a struct.
+    Fields,
+    /// Methods of a type in all its inherent `impl` blocks of a crate.
+    Methods,
+}
+
+impl Limit {
+    fn maximum(self) -> usize {
+        match self {
+            Limit::FileLines => 500,
+            Limit::FunctionLines => 80,
+            Limit::Parameters => 6,
+            Limit::Fields => 12,
+            Limit::Methods => 30,
+        }
+    }
+
+    fn noun(self) -> &'static str {
+        match self {
+            Limit::FileLines => "lines before its tests",
+            Limit::FunctionLines => "lines",
+            Limit::Parameters => "parameters",
+            Limit::Fields => "fields",
+            Limit::Methods => "methods",
+        }
+    }
+}
+
+/// A limit, a file below `crates` (a crate's folder for methods), the item (empty for a file), and why it is over the
+/// limit.
+type Exception = (Limit, &'static str, &'static str, &'static str);
+
+const EXCEPTIONS: &[Exception] = &[
+    // Vocabularies of users, and passes that dispatch.
+    (Limit::Fields, "phalanx-cli/src/args/train.rs", "Train", "flags of a command, parsed by clap"),
+    (
+        Limit::Fields,
+        "phalanx/src/callbacks/model_checkpoint.rs",
+        "ModelCheckpoint",
+        "Keras' arguments, and the state of the callback",
+    ),
+    (Limit::Fields, "phalanx/src/data/generator.rs", "ImageDataGenerator", "Keras' arguments"),
+    (
+        Limit::Fields,
+        "phalanx/src/layers/batch_normalization.rs",
+        "BatchNormalization",
+        "Keras' arguments",
+    ),
+    (Limit::Fields, "phalanx/src/layers/conv2d.rs", "Conv2D", "Keras' arguments"),
+    (
+        Limit::Fields,
+        "phalanx/src/layers/depthwise_conv2d.rs",
+        "DepthwiseConv2D",
+        "Keras' arguments",
+    ),
+    (Limit::Fields, "phalanx/src/model/fit.rs", "Fit", "Keras' arguments of fit"),
+    (
+        Limit::Methods,
+        "phalanx-cuda/src",
+        "Lowering",
+        "one pass over a program; a method for each kind of instruction, in the file of its family",
+    ),
+    (
+        Limit::Methods,
+        "phalanx-graph/src",
+        "Graph",
+        "the vocabulary in which layers and derivatives are written",
+    ),
+    (Limit::Methods, "phalanx/src", "Model", "the users' vocabulary, which is Keras'"),
+    // Being reworked.
+    (Limit::FileLines, "phalanx-cuda/src/executor.rs", "", REWORKED),
+    (Limit::FileLines, "phalanx-mpi/src/world.rs", "", REWORKED),
+    (Limit::FunctionLines, "phalanx-cpu/src/executor.rs", "with_cluster", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/conv.rs", "forward", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/conv.rs", "grad_input", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/conv.rs", "grad_kernel", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/conv/depthwise.rs", "forward", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/conv/depthwise.rs", "grad_input", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/conv/depthwise.rs", "grad_kernel", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/dot.rs", "add_parts", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/dot.rs", "forward", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/dot.rs", "forward_columns", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/dot.rs", "grad_input", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/dot.rs", "grad_input_at", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/dot.rs", "grad_weight", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/elementwise/tests.rs", "run_strided", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/norm.rs", "grad_input", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/norm.rs", "grad_sums", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/pool.rs", "max_grad", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/reduce.rs", "fold", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/reduce.rs", "reduce_axes", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/reduce.rs", "reduce_remaining", REWORKED),
+    (Limit::Parameters, "phalanx-cpu/src/kernels/softmax.rs", "sparse_xent_grad", REWORKED),
+    (Limit::Fields, "phalanx-cpu/src/executor.rs", "CpuExecutor", REWORKED),
+    (
+        Limit::Fields,
+        "phalanx-cpu/src/executor/memory_requirements.rs",
+        "MemoryRequirements",
+        REWORKED,
+    ),
+    (Limit::Fields, "phalanx-cpu/src/kernels/dot.rs", "Product", REWORKED),
+    (Limit::Fields, "phalanx-cpu/src/kernels/tile.rs", "RowJob", REWORKED),
+    (Limit::Fields, "phalanx-cpu/src/worker.rs", "Run", REWORKED),
+    (Limit::Fields, "phalanx-cuda/src/executor.rs", "GpuExecutor", REWORKED),
+    (Limit::Fields, "phalanx/src/model/session/mod.rs", "Session", REWORKED),
+    (Limit::Fields, "phalanx/src/model/training/mod.rs", "TrainLoop", REWORKED),
+    (Limit::Methods, "phalanx-cpu/src", "WorkerCtx", REWORKED),
+    (Limit::Methods, "phalanx-cuda/src", "GpuExecutor", REWORKED),
+    (Limit::Methods, "phalanx/src", "Session", REWORKED),
+];
+
+/// The reason of exceptions that are about to go.
+const REWORKED: &str = "being reworked";
+
+/// A file, function or type with its size.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Size {
+    limit: Limit,
+    file: String,
+    item: String,
+    count: usize,
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Size { limit, file, item, count } = self;
+        let (noun, max) = (limit.noun(), limit.maximum());
+        write!(f, "{limit:?}: {file} {item}: {count} {noun}, expected at most {max}")
+    }
+}
+
+/// The items of a file that are over a limit, and the methods of its types.
+struct Measured<'a> {
+    file: &'a str,
+    over: Vec<Size>,
+    methods: &'a mut BTreeMap<(String, String), usize>,
+}
+
+impl Measured<'_> {
+    fn add(&mut self, limit: Limit, item: impl ToString, count: usize) {
+        if count > limit.maximum() {
+            let (file, item) = (self.file.to_string(), item.to_string());
+            self.over.push(Size { limit, file, item, count });
+        }
+    }
+
+    fn function(&mut self, signature: &syn::Signature, end: proc_macro2::Span) {
+        let lines = end.end().line - signature.span().start().line + 1;
+        self.add(Limit::FunctionLines, &signature.ident, lines);
+        if signature.abi.is_none() {
+            let typed = |input: &&syn::FnArg| matches!(input, syn::FnArg::Typed(_));
+            let parameters = signature.inputs.iter().filter(typed).count();
+            self.add(Limit::Parameters, &signature.ident, parameters);
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Measured<'_> {
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.function(&item.sig, item.block.span());
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.function(&item.sig, item.block.span());
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        self.function(&item.sig, item.span());
+        visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.add(Limit::Fields, &item.ident, item.fields.len());
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        if let (None, syn::Type::Path(path)) = (&item.trait_, &*item.self_ty) {
+            let name = path.path.segments.last().expect("a name").ident.to_string();
+            let methods = item.items.iter().filter(|i| matches!(i, syn::ImplItem::Fn(_))).count();
+            let folder = self.file.split('/').take(2).collect::<Vec<_>>().join("/");
+            *self.methods.entry((folder, name)).or_default() += methods;
+        }
+        visit::visit_item_impl(self, item);
+    }
+}
+
+/// Whether an item is a module of tests with its code in the same file.
+fn is_test_module(item: &syn::Item) -> bool {
+    let syn::Item::Mod(module) = item else { return false };
+    let tests = |attribute: &syn::Attribute| match &attribute.meta {
+        syn::Meta::List(list) => {
+            list.path.is_ident("cfg") && list.tokens.to_string().contains("test")
+        }
+        _ => false,
+    };
+    module.content.is_some() && module.attrs.iter().any(tests)
+}
+
+/// Lines of a file before its tests.
+fn lines_before_tests(text: &str, file: &syn::File) -> usize {
+    let tests = file.items.iter().find(|item| is_test_module(item));
+    tests.map_or(text.lines().count(), |tests| tests.span().start().line - 1)
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Everything over a limit in the crates' sources and tests.
+fn over_limits() -> Vec<Size> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut paths = vec![];
+    for entry in std::fs::read_dir(&crates).unwrap() {
+        let root = entry.unwrap().path();
+        ["src", "tests"].iter().for_each(|folder| rust_files(&root.join(folder), &mut paths));
+    }
+    let (mut over, mut methods) = (vec![], BTreeMap::new());
+    for path in paths {
+        let file = path.strip_prefix(&crates).unwrap().to_str().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let parsed = syn::parse_file(&text).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let mut measured = Measured { file, over: vec![], methods: &mut methods };
+        measured.add(Limit::FileLines, "", lines_before_tests(&text, &parsed));
+        measured.visit_file(&parsed);
+        over.append(&mut measured.over);
+    }
+    for ((file, item), count) in methods {
+        let limit = Limit::Methods;
+        over.extend((count > limit.maximum()).then_some(Size { limit, file, item, count }));
+    }
+    over.sort();
+    over
+}
+
+#[test]
+fn files_functions_and_types_are_within_the_limits() {
+    let over = over_limits();
+    let excepts = |size: &Size, (limit, file, item, _): &Exception| {
+        (size.limit, size.file.as_str(), size.item.as_str()) == (*limit, *file, *item)
+    };
+    let mut wrong: Vec<String> = over
+        .iter()
+        .filter(|size| !EXCEPTIONS.iter().any(|exception| excepts(size, exception)))
+        .map(Size::to_string)
+        .collect();
+    for exception @ (limit, file, item, _) in EXCEPTIONS {
+        if !over.iter().any(|size| excepts(size, exception)) {
+            wrong.push(format!("{limit:?}: {file} {item}: within the limit, remove the exception"));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
