@@ -1,11 +1,13 @@
-"""Writes small HDF5 files with features that Keras does not use, for the tests of the reader: tests/fixtures/h5py_*.h5."""
+"""Writes small HDF5 files with features that Keras does not use, for the tests of the reader:
+crates/phalanx-hdf5/tests/fixtures/h5py_*.h5."""
 
 import os
 
 import h5py
 import numpy as np
 
-FIXTURES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures"))
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+FIXTURES = os.path.join(ROOT, "crates", "phalanx-hdf5", "tests", "fixtures")
 
 
 def main():

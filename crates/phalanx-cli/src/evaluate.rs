@@ -20,9 +20,8 @@ const MAX_SAMPLES_DRAWN: usize = 40;
 
 /// Evaluates and prints.
 pub fn run(args: &Evaluate, context: &RunContext) -> Result<()> {
-    let kinds = ["png", "svg"];
-    paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
-    paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
+    paths::check_plot("--confusion", args.confusion.as_deref())?;
+    paths::check_plot("--samples", args.samples.as_deref())?;
     let confusion = ("--confusion", args.confusion.as_deref());
     paths::check_distinct(("--samples", args.samples.as_deref()), &[confusion])?;
     let strategy = context.worker_strategy(&args.device_args)?;

@@ -10,7 +10,7 @@ use std::io::Write;
 
 /// Prints the layers, the compiled program or the contents of a file, or plots the layers.
 pub fn run(args: &Inspect) -> Result<()> {
-    paths::check_file("--picture", args.picture.as_deref(), &["png", "svg"])?;
+    paths::check_plot("--picture", args.picture.as_deref())?;
     let model_arg = match &args.model {
         ModelArg::File(path) => ModelArg::File(paths::resolve_weights(path)?),
         network => network.clone(),

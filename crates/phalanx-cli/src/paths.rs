@@ -1,6 +1,7 @@
 //! Checks of output paths, made before training rather than after it.
 
 use anyhow::{Context, Result, bail};
+use phalanx::plots;
 use phalanx::saving::latest_intact_checkpoint;
 use phalanx::text::shown;
 use std::fs::{File, Metadata, OpenOptions};
@@ -25,6 +26,12 @@ pub fn check_file(flag: &str, path: Option<&Path>, kinds: &[&str]) -> Result<()>
         bail!("{flag}: expected a name ending in .{}, received {shown}", kinds.join(" or ."));
     }
     check_writable(path).with_context(|| format!("{flag}: {shown}"))
+}
+
+/// Checks that a plot can be written to the file of a flag.
+pub fn check_plot(flag: &str, path: Option<&Path>) -> Result<()> {
+    check_file(flag, path, &["png", "svg"])?;
+    path.map_or(Ok(()), |path| plots::check(path).with_context(|| flag.to_string()))
 }
 
 /// Checks the file of a flag, or `-` for standard output.

@@ -9,7 +9,7 @@ use crate::prepare::check_shape;
 use crate::preprocessing::Preprocessing;
 use crate::terminal;
 use anyhow::{Context, Result, bail};
-use phalanx::data::{Pixels, Samples, read_image};
+use phalanx::data::{ColorMode, Samples, read_image};
 use phalanx::datasets::{npy, read_arrays, write_arrays};
 use phalanx::prelude::*;
 use phalanx::text::shown;
@@ -106,18 +106,15 @@ fn write(path: &Path, names: &[String], outputs: Vec<Tensor>) -> Result<()> {
 /// Loads an image and converts it to the model's size and color mode.
 fn load_image(path: &Path, spec: &ModelSpec, preprocessing: &Preprocessing) -> Result<Samples> {
     let shown = path.display();
-    let image = read_image(path)?;
-    let (height, width) = (image.height() as usize, image.width() as usize);
-    let [to_height, to_width, channels] = preprocessing.input[..] else {
+    let [height, width, channels] = preprocessing.input[..] else {
         bail!("{shown}: the model takes {:?}, no images", preprocessing.input);
     };
-    let bytes = match channels {
-        1 => image.into_luma8().into_raw(),
-        3 => image.into_rgb8().into_raw(),
+    let color_mode = match channels {
+        1 => ColorMode::Grayscale,
+        3 => ColorMode::Rgb,
         _ => bail!("{shown}: the model takes {channels} channels"),
     };
-    let pixels = Pixels::new([1, height, width, channels], bytes, 255.0).context("a byte each")?;
-    let sized = Samples::from(pixels).resize(to_height, to_width)?;
+    let sized = Samples::from(read_image(path, color_mode)?).resize(height, width)?;
     preprocess(spec, preprocessing, &sized).with_context(|| shown.to_string())
 }
 

@@ -111,7 +111,7 @@ fn validate(args: &Train) -> Result<ModelSpec> {
     if args.steps_per_epoch == Some(0) {
         bail!("--steps-per-epoch: expected 1 or more, received 0");
     }
-    paths::check_file("--output", args.output.as_deref(), &["png", "svg"])?;
+    paths::check_plot("--output", args.output.as_deref())?;
     paths::check_file("--save", args.save.as_deref(), &["keras", "h5", "hdf5", "safetensors"])?;
     paths::check_stream("--csv", args.csv.as_deref())?;
     paths::check_stream("--json", args.json.as_deref())?;

@@ -134,6 +134,14 @@ pub enum Error {
         /// The received value.
         received: String,
     },
+    /// A feature of the crate that was not compiled in.
+    #[error("this build has no support for {what}; build with `--features {feature}`")]
+    MissingFeature {
+        /// What was asked for.
+        what: &'static str,
+        /// The feature that provides it.
+        feature: &'static str,
+    },
     /// A dataset whose files are missing.
     #[error(
         "dataset '{}' was not found; put {} into {}",

@@ -40,6 +40,19 @@
 //! | ready-made networks | [`applications`] |
 //! | training curves, confusion matrices, graphs of a model | [`plots`] |
 //!
+//! # Features
+//!
+//! | feature | adds | without it |
+//! |---|---|---|
+//! | `datasets` | downloads of the datasets by name | files that are in place are read |
+//! | `images` | JPEG and PNG files | [`ImageFolder`](data::ImageFolder) and [`read_image`](data::read_image) fail |
+//! | `plots` | [`plots`] | its functions fail |
+//! | `mpi` | several machines over the system's MPI library | they join by rendezvous |
+//!
+//! The first three are default features. What fails says so, and names the feature:
+//! [`Error::MissingFeature`]. Without default features there remain models on CPUs and GPUs, arrays, tables and
+//! model files.
+//!
 //! The repository has a guide (`docs/guide.md`) and a description of the internals (`docs/architecture/overview.md`).
 #![deny(missing_docs)]
 
@@ -63,6 +76,10 @@ mod memory;
 pub mod metrics;
 pub mod model;
 pub mod optimizers;
+#[cfg(feature = "plots")]
+pub mod plots;
+#[cfg(not(feature = "plots"))]
+#[path = "no_plots.rs"]
 pub mod plots;
 pub mod progress;
 mod registry;

@@ -1,29 +1,19 @@
 //! Directories of images with one sub-directory per class.
 
 use super::flow::Images;
+use super::image_file::{self, MAX_SIDE};
 use super::{Digest, ImageDataGenerator, ImageFlow, LabelBinarizer, Pixels, Samples, Subset};
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::saving::open_file;
-use image::imageops::FilterType;
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use phalanx_graph::Tensor;
-use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The expected content of a file, for error messages.
-const IMAGE: &str = "a JPEG or PNG image";
 /// Maximum number of files in a directory of images.
 const MAX_FILES: usize = 10_000_000;
 /// Maximum nesting of directories within a class.
 const MAX_DEPTH: usize = 16;
-/// Maximum size in bytes of a file, and of a decoded image.
-const MAX_FILE_BYTES: u64 = 256 << 20;
-const MAX_IMAGE_BYTES: u64 = 512 << 20;
-/// Maximum length of a side in pixels, of a file and of the target size.
-const MAX_SIDE: u32 = 16_384;
 
 /// Number of color channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +23,15 @@ pub enum ColorMode {
     /// Red, green and blue.
     #[default]
     Rgb,
+}
+
+impl ColorMode {
+    pub(super) fn channels(self) -> usize {
+        match self {
+            ColorMode::Grayscale => 1,
+            ColorMode::Rgb => 3,
+        }
+    }
 }
 
 /// JPEG and PNG files in one directory per class, read on demand.
@@ -59,7 +58,11 @@ pub struct ImageFolder {
 
 impl ImageFolder {
     /// Lists classes and their files in the order of their names.
+    ///
+    /// # Errors
+    /// A directory without classes or images, or a build without the feature `images`.
     pub fn open(directory: impl Into<PathBuf>) -> Result<ImageFolder> {
+        image_file::check_support()?;
         let directory = directory.into();
         let mut classes = vec![];
         for path in entries(&directory)? {
@@ -185,10 +188,7 @@ impl ImageFolder {
     }
 
     fn channels(&self) -> usize {
-        match self.color_mode {
-            ColorMode::Grayscale => 1,
-            ColorMode::Rgb => 3,
-        }
+        self.color_mode.channels()
     }
 
     fn image_bytes(&self) -> usize {
@@ -196,16 +196,8 @@ impl ImageFolder {
     }
 
     pub(super) fn decode(&self, row: usize) -> Result<Vec<u8>> {
-        let image = read(&self.files[row].0)?;
-        let (width, height) = (self.width, self.height);
-        let image = match (image.width(), image.height()) == (width, height) {
-            true => image,
-            false => image.resize_exact(width, height, FilterType::Triangle),
-        };
-        Ok(match self.color_mode {
-            ColorMode::Grayscale => image.into_luma8().into_raw(),
-            ColorMode::Rgb => image.into_rgb8().into_raw(),
-        })
+        let size = Some((self.height, self.width));
+        Ok(image_file::decode(&self.files[row].0, size, self.color_mode)?.bytes)
     }
 }
 
@@ -229,40 +221,6 @@ impl Images for ImageFolder {
         }
         digest.end()
     }
-}
-
-/// Reads an image file. The content decides between JPEG and PNG, not the extension. The image is
-/// rotated according to its EXIF orientation.
-pub fn read(path: &Path) -> Result<DynamicImage> {
-    let fail = |e| Error::io(path, e);
-    let mut file = open_file(path, IMAGE)?;
-    let size = file.metadata().map_err(fail)?.len();
-    if size > MAX_FILE_BYTES {
-        let received = format!("{size} bytes");
-        return Err(Error::file(
-            path,
-            format!("a file of at most {MAX_FILE_BYTES} bytes"),
-            received,
-        ));
-    }
-    let mut bytes = vec![];
-    file.read_to_end(&mut bytes).map_err(fail)?;
-    let wrong = |e: image::ImageError| Error::file(path, IMAGE, e);
-    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(fail)?;
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    limits.max_alloc = Some(MAX_IMAGE_BYTES);
-    reader.limits(limits);
-    let mut decoder = reader.into_decoder().map_err(wrong)?;
-    let orientation = decoder.orientation().map_err(wrong)?;
-    if decoder.total_bytes() > MAX_IMAGE_BYTES {
-        let expected = format!("an image of at most {MAX_IMAGE_BYTES} bytes");
-        return Err(Error::file(path, expected, decoder.total_bytes()));
-    }
-    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
-    image.apply_orientation(orientation);
-    Ok(image)
 }
 
 /// The entries of a directory sorted by name, without hidden ones.
@@ -388,6 +346,6 @@ impl ImageDataGenerator {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "images"))]
 #[path = "folder_tests.rs"]
 mod tests;

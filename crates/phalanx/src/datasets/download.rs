@@ -1,5 +1,6 @@
 //! Downloads that resume after interruptions, are verified by checksum, and appear atomically.
 
+use super::fetch::{Checksum, Remote, Transfer};
 use crate::error::{Error, Result};
 use crate::saving::open_no_follow;
 use sha2::Digest;
@@ -16,34 +17,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_FAILED_ATTEMPTS: usize = 3;
 /// Maximum number of requests per file.
 const MAX_REQUESTS: usize = 1000;
-
-/// The checksum of a file, in hexadecimal.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Checksum {
-    Sha256(&'static str),
-    Md5(&'static str),
-}
-
-/// A file to download.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Remote {
-    /// Local file name.
-    pub file: &'static str,
-    /// Addresses, the official one first. The file name is appended to an address that ends in `/`.
-    pub urls: &'static [&'static str],
-    pub checksum: Checksum,
-}
-
-/// Progress of a download.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Transfer {
-    /// Name of the file.
-    pub file: String,
-    /// Bytes received so far.
-    pub received: u64,
-    /// Total number of bytes, if the server reports it.
-    pub total: Option<u64>,
-}
 
 /// Downloads a file into a directory, where it appears complete and verified or not at all. Returns its
 /// path. The data of an interrupted transfer is kept, and the next one resumes from it.

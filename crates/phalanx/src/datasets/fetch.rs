@@ -1,12 +1,44 @@
 //! The published datasets, and their download into the cache.
 
-use super::download::{self, Checksum, Remote, Transfer};
-use super::{cifar, directory, mnist};
+use super::{cifar, directory, download, mnist};
 use crate::error::{Error, Result};
 use crate::launch;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// The checksum of a file, in hexadecimal.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "datasets"), expect(dead_code, reason = "only downloads are verified"))]
+pub(super) enum Checksum {
+    Sha256(&'static str),
+    Md5(&'static str),
+}
+
+/// A file to download.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Remote {
+    /// Local file name.
+    pub file: &'static str,
+    /// Addresses, the official one first. The file name is appended to an address that ends in `/`.
+    pub urls: &'static [&'static str],
+    #[cfg_attr(
+        not(feature = "datasets"),
+        expect(dead_code, reason = "only downloads are verified")
+    )]
+    pub checksum: Checksum,
+}
+
+/// Progress of a download.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Name of the file.
+    pub file: String,
+    /// Bytes received so far.
+    pub received: u64,
+    /// Total number of bytes, if the server reports it.
+    pub total: Option<u64>,
+}
 
 /// A dataset that can be downloaded.
 pub(super) struct Published {
@@ -136,7 +168,8 @@ static PUBLISHED: [Published; 4] = [
 /// If `PHALANX_OFFLINE` is set, nothing is downloaded.
 ///
 /// # Errors
-/// [`Error::Download`] tells which files to place where.
+/// [`Error::Download`] tells which files to place where. A build without the feature `datasets` cannot
+/// download.
 pub fn fetch(name: &str, progress: &mut dyn FnMut(&Transfer)) -> Result<PathBuf> {
     published(name)?.fetch(&directory(), progress)
 }

@@ -1,6 +1,11 @@
-//! Datasets by name.
+//! Datasets by name, and the user's own `.npz` and `.csv` files. Downloads need the feature `datasets`; files
+//! that are in place are read without it.
 
 pub mod cifar;
+#[cfg(feature = "datasets")]
+mod download;
+#[cfg(not(feature = "datasets"))]
+#[path = "no_download.rs"]
 mod download;
 mod fetch;
 pub mod glyphs;
@@ -9,8 +14,7 @@ pub mod mnist;
 pub mod npy;
 mod user_files;
 
-pub use download::Transfer;
-pub use fetch::{fetch, find, terminal};
+pub use fetch::{Transfer, fetch, find, terminal};
 pub use user_files::{
     Categories, Csv, Missing, SampleSet, Table, TableEncoding, UserData, load_npz, read_arrays,
     write_arrays,

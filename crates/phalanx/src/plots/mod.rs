@@ -3,7 +3,7 @@
 //! Drawing needs no system font and no external library.
 //!
 //! Each plot is laid out as a `scene`, a list of shapes, which `raster` and `svg` convert to a file.
-//! Files are written atomically.
+//! Files are written atomically. In a build without the feature `plots` every function fails.
 
 mod axis;
 mod confusion_matrix;
@@ -31,6 +31,14 @@ use std::path::Path;
 enum Format {
     Png,
     Svg,
+}
+
+/// Checks that a plot can be written in the format of a path, before the work whose result it shows.
+///
+/// # Errors
+/// A path that ends neither in `.png` nor in `.svg`, or a build without the feature `plots`.
+pub fn check(path: &Path) -> Result<()> {
+    format(path).map(|_| ())
 }
 
 /// The format that the extension of a path selects. Checked before anything is drawn.

@@ -1,9 +1,9 @@
 //! Descriptions of model files, including files that Phalanx cannot load.
 
-use super::hdf5::File;
 use super::{Format, open_stored, safetensors, truncate};
 use crate::error::Result;
 use phalanx_graph::text::shown;
+use phalanx_hdf5::{Dataset, File};
 use serde_json::Value;
 use std::fmt;
 use std::path::Path;
@@ -74,9 +74,9 @@ pub fn describe(path: impl AsRef<Path>) -> Result<Description> {
     if let Some(Value::Object(metadata)) = &stored.metadata {
         out.facts.extend(metadata.iter().map(|(key, value)| (key.clone(), plain(value))));
     }
-    for (name, attribute) in &stored.file.root.attributes {
+    for (name, attribute) in stored.file.root().attributes() {
         if !name.ends_with("_config") && !name.starts_with("layer_names") {
-            out.facts.push((name.clone(), stored.file.show(attribute)));
+            out.facts.push((name.into(), attribute.to_string()));
         }
     }
     out.tensors = tensors(&stored.file);
@@ -84,12 +84,12 @@ pub fn describe(path: impl AsRef<Path>) -> Result<Description> {
 }
 
 fn tensors(file: &File) -> Vec<TensorEntry> {
-    let entry = |(name, dataset): (String, &super::hdf5::Dataset)| TensorEntry {
+    let entry = |(name, dataset): (String, Dataset<'_>)| TensorEntry {
         name,
-        dtype: dataset.kind.name(),
-        dims: dataset.dims.clone(),
+        dtype: dataset.element_type().to_string(),
+        dims: dataset.shape().to_vec(),
     };
-    file.root.datasets().into_iter().map(entry).collect()
+    file.root().datasets().into_iter().map(entry).collect()
 }
 
 /// Text without quotes, other values as JSON.

@@ -94,9 +94,9 @@ fn contents(path: &Path) -> Result<Contents> {
     }
     let stored = open_stored(path, format)?;
     let mut tensors = BTreeMap::new();
-    for (name, dataset) in stored.file.root.datasets() {
-        let values = stored.file.floats(dataset).map_err(|f| keras::fault(path, f))?;
-        tensors.insert(name, Tensor::new(dataset.dims.clone(), values)?);
+    for (name, dataset) in stored.file.root().datasets() {
+        let values = dataset.read_f32().map_err(|e| keras::fault(path, e))?;
+        tensors.insert(name, Tensor::new(dataset.shape().to_vec(), values)?);
     }
     Ok(Contents { config: stored.config, tensors })
 }

@@ -1,14 +1,15 @@
 //! Legacy `.h5` files: weights by layer name, with or without the structure and the optimizer.
 
-use super::hdf5::{self, Content, Fault, File, Group, Text};
 use super::keras::{self, ByLayer, Staged, Style, Variables, fault, layers_in_order, listed};
 use super::training::Training;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition};
 use phalanx_graph::Tensor;
+use phalanx_hdf5::{File, Group, GroupBuilder};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::Path;
 
 /// Maximum number of strings per attribute. Longer lists continue in further attributes.
@@ -18,12 +19,12 @@ const WEIGHTS: &str = "model_weights";
 const OPTIMIZER: &str = "optimizer_weights";
 
 /// The group of the weights, if the file has this layout.
-pub(super) fn weights_group(file: &File) -> Option<&Group> {
-    let listed = |group: &Group| {
-        ["layer_names", "layer_names0"].iter().any(|name| group.attributes.contains_key(*name))
+pub(super) fn weights_group(file: &File) -> Option<Group<'_>> {
+    let listed = |group: &Group<'_>| {
+        ["layer_names", "layer_names0"].iter().any(|name| group.attribute(name).is_some())
     };
-    let inner = file.root.group(WEIGHTS).ok();
-    [Some(&file.root), inner].into_iter().flatten().find(|group| listed(group))
+    let inner = file.root().group(WEIGHTS).ok();
+    [Some(file.root()), inner].into_iter().flatten().find(listed)
 }
 
 /// A weight of a layer, by index.
@@ -61,20 +62,20 @@ pub(super) fn write(
     weights: &[(String, Tensor)],
     whole: bool,
     training: Option<&Training>,
-) -> Vec<u8> {
+) -> io::Result<Vec<u8>> {
     let weights = ByLayer::new(def, weights);
-    let mut root = Content::group();
+    let mut root = GroupBuilder::new();
     if whole {
         let config = keras::model_config(def, Style::Legacy);
-        root.attribute("model_config", Text::One(config.to_string()));
+        root.attribute("model_config", config.to_string());
         head(&mut root);
         if let Some(training) = training {
             let config = training_config(training);
-            root.attribute("training_config", Text::One(config.to_string()));
-            write_optimizer(root.at(OPTIMIZER), training);
+            root.attribute("training_config", config.to_string());
+            write_optimizer(root.group(OPTIMIZER), training);
         }
     }
-    let group = root.at(if whole { WEIGHTS } else { "" });
+    let group = root.group(if whole { WEIGHTS } else { "" });
     head(group);
     let members = members(def);
     texts(group, "layer_names", members.iter().map(|(name, _)| name.clone()).collect());
@@ -88,12 +89,12 @@ pub(super) fn write(
             let weight = layer.weights()[*index].spec.name;
             let name = format!("{owner}/{weight}");
             let values = keras::values(layer, weight, tensor.f32().unwrap_or_default());
-            group.put(&format!("{member}/{name}"), tensor.dims(), values);
+            group.dataset(&format!("{member}/{name}"), tensor.dims(), values);
             names.push(name);
         }
-        texts(group.at(member), "weight_names", names);
+        texts(group.group(member), "weight_names", names);
     }
-    hdf5::write(&root)
+    root.to_bytes().map_err(io::Error::other)
 }
 
 fn key(layer: &LayerHandle) -> *const crate::layer::LayerInstance {
@@ -101,21 +102,21 @@ fn key(layer: &LayerHandle) -> *const crate::layer::LayerInstance {
 }
 
 /// Adds the attributes that identify the writer.
-fn head(group: &mut Content) {
-    group.attribute("backend", Text::One("phalanx".into()));
-    group.attribute("keras_version", Text::One(keras::KERAS_VERSION.into()));
+fn head(group: &mut GroupBuilder) {
+    group.attribute("backend", "phalanx");
+    group.attribute("keras_version", keras::KERAS_VERSION);
 }
 
 /// Stores a list of strings in as many attributes as necessary.
-fn texts(group: &mut Content, name: &str, mut list: Vec<String>) {
+fn texts(group: &mut GroupBuilder, name: &str, mut list: Vec<String>) {
     if list.len() <= MAX_STRINGS {
-        group.attribute(name, Text::Many(list));
+        group.attribute(name, list);
         return;
     }
     let mut number = 0;
     while !list.is_empty() {
         let rest = list.split_off(list.len().min(MAX_STRINGS));
-        group.attribute(&format!("{name}{number}"), Text::Many(list));
+        group.attribute(&format!("{name}{number}"), list);
         (list, number) = (rest, number + 1);
     }
 }
@@ -155,11 +156,11 @@ fn long_names(loss: &mut Value) {
     }
 }
 
-fn write_optimizer(group: &mut Content, training: &Training) {
+fn write_optimizer(group: &mut GroupBuilder, training: &Training) {
     let mut names = vec![];
     for (name, dims, values) in keras::variables(&training.state) {
         let name = format!("{}/{name}", training.optimizer);
-        group.put(&name, &dims, values);
+        group.dataset(&name, &dims, values);
         names.push(name);
     }
     texts(group, "weight_names", names);
@@ -167,27 +168,28 @@ fn write_optimizer(group: &mut Content, training: &Training) {
 
 /// Reads a list of names from one or more attributes. Rejects duplicates, which could make a small file
 /// cause unbounded reads.
-fn read_texts(file: &File, group: &Group, name: &str) -> Result<Vec<String>, Fault> {
+fn read_texts(path: &Path, group: Group<'_>, name: &str) -> Result<Vec<String>> {
+    let broken = |e: phalanx_hdf5::Error| fault(path, e);
     let mut out = vec![];
-    if let Some(attribute) = group.attributes.get(name) {
-        out = file.texts(attribute)?;
+    if let Some(attribute) = group.attribute(name) {
+        out = attribute.read_strings().map_err(broken)?;
     } else {
-        let numbered = |number: usize| group.attributes.get(&format!("{name}{number}"));
+        let numbered = |number: usize| group.attribute(&format!("{name}{number}"));
         for attribute in (0..).map_while(numbered) {
-            out.extend(file.texts(attribute)?);
+            out.extend(attribute.read_strings().map_err(broken)?);
         }
     }
     let mut seen = HashSet::new();
     match out.iter().find(|text| !seen.insert(*text)) {
         None => Ok(out),
-        Some(text) => Err(Fault(format!("'{text}' twice in '{name}'"))),
+        Some(text) => Err(fault(path, format!("'{text}' twice in '{name}'"))),
     }
 }
 
 /// The names of the layers in a file.
 pub(super) fn layer_names(path: &Path, file: &File) -> Result<Vec<String>> {
     let Some(group) = weights_group(file) else { return Ok(vec![]) };
-    read_texts(file, group, "layer_names").map_err(|f| fault(path, f))
+    read_texts(path, group, "layer_names")
 }
 
 /// A layer in a file: its name and the paths of its weights.
@@ -197,11 +199,11 @@ struct SavedLayer {
 }
 
 /// The layers of a file that have weights, in order.
-fn saved(file: &File, group: &Group) -> Result<Vec<SavedLayer>, Fault> {
+fn saved(path: &Path, group: Group<'_>) -> Result<Vec<SavedLayer>> {
     let mut out = vec![];
-    for name in read_texts(file, group, "layer_names")? {
-        let of_layer = group.group(&name)?;
-        let weights: Vec<String> = read_texts(file, of_layer, "weight_names")?;
+    for name in read_texts(path, group, "layer_names")? {
+        let of_layer = group.group(&name).map_err(|e| fault(path, e))?;
+        let weights = read_texts(path, of_layer, "weight_names")?;
         if !weights.is_empty() {
             out.push(SavedLayer { name, weights });
         }
@@ -225,11 +227,11 @@ pub(super) fn read(
     def: &Definition,
     how: Match,
 ) -> Result<(Staged, Vec<String>)> {
-    let broken = |f: Fault| fault(path, f);
+    let broken = |e: phalanx_hdf5::Error| fault(path, e);
     let Some(group) = weights_group(file) else {
-        return Err(broken(Fault("a file without layer_names".into())));
+        return Err(fault(path, "a file without layer_names"));
     };
-    let saved = saved(file, group).map_err(broken)?;
+    let saved = saved(path, group)?;
     let members: Vec<(String, Vec<Weight>)> =
         members(def).into_iter().filter(|(_, weights)| !weights.is_empty()).collect();
     let pairs = pair(&saved, &members, how)
@@ -248,11 +250,11 @@ pub(super) fn read(
             let location = format!("{}/{weight}", of_file.name);
             let dataset = group.dataset(&location).map_err(broken)?;
             let dims = layer.weights()[*index].spec.dims.clone();
-            if dataset.dims != dims {
-                faults.push(format!("'{location}' {:?} for {dims:?}", dataset.dims));
+            if dataset.shape() != dims {
+                faults.push(format!("'{location}' {:?} for {dims:?}", dataset.shape()));
                 continue;
             }
-            let values = file.floats(dataset).map_err(broken)?;
+            let values = dataset.read_f32().map_err(broken)?;
             let at = match staged.iter().position(|(known, _)| known.same(layer)) {
                 Some(at) => at,
                 None => {
@@ -306,8 +308,8 @@ fn pair(
 /// The structure and the compile arguments, if the file has them.
 pub(super) fn configs(path: &Path, file: &File) -> Result<(Option<Value>, Option<Value>)> {
     let read = |name: &str| -> Result<Option<Value>> {
-        let Some(attribute) = file.root.attributes.get(name) else { return Ok(None) };
-        let text = file.text(attribute).map_err(|f| fault(path, f))?;
+        let Some(attribute) = file.root().attribute(name) else { return Ok(None) };
+        let text = attribute.read_string().map_err(|e| fault(path, e))?;
         let value = super::json::parse(text.as_bytes());
         value.map(Some).map_err(|e| Error::file(path, format!("JSON in '{name}'"), e))
     };
@@ -316,7 +318,7 @@ pub(super) fn configs(path: &Path, file: &File) -> Result<(Option<Value>, Option
 
 /// Reads the variables of the optimizer.
 pub(super) fn read_variables(path: &Path, file: &File) -> Result<Variables> {
-    let Ok(group) = file.root.group(OPTIMIZER) else { return Ok(None) };
-    let names = read_texts(file, group, "weight_names").map_err(|f| fault(path, f))?;
-    keras::variables_at(path, file, group, &names)
+    let Ok(group) = file.root().group(OPTIMIZER) else { return Ok(None) };
+    let names = read_texts(path, group, "weight_names")?;
+    keras::variables_at(path, group, &names)
 }

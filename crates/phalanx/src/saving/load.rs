@@ -1,6 +1,5 @@
 //! Loading of whole models.
 
-use super::hdf5::File;
 use super::keras::Variables;
 use super::{Format, keras, legacy, open_file, safetensors};
 use crate::error::{Error, Result};
@@ -9,6 +8,7 @@ use crate::model::{Compile, Model};
 use crate::strategy::MirroredStrategy;
 use crate::workers::MultiWorkerMirroredStrategy;
 use phalanx_distributed::warnings::warning;
+use phalanx_hdf5::File;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -32,7 +32,7 @@ pub(super) fn open_stored(path: &Path, format: Format) -> Result<Stored> {
     let mut file = open_file(path, "an HDF5 file")?;
     memory::check_file(path, file.metadata().map_err(io)?.len())?;
     file.read_to_end(&mut bytes).map_err(io)?;
-    let file = File::new(bytes).map_err(|f| keras::fault(path, f))?;
+    let file = File::from_bytes(bytes).map_err(|e| keras::fault(path, e))?;
     let config = match legacy::weights_group(&file) {
         None => None,
         Some(_) => {

@@ -11,7 +11,6 @@ mod describe;
 mod diff;
 mod format;
 mod hash;
-mod hdf5;
 mod json;
 mod keras;
 mod legacy;
@@ -48,11 +47,12 @@ use phalanx_graph::{Tensor, text};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::path::Path;
 
 /// Maximum number of arrays and groups in a file. A model with the maximum number of layers, trained
 /// with Adam, has half as many.
-const MAX_ARRAYS: usize = 1 << 18;
+const MAX_ARRAYS: usize = phalanx_hdf5::MAX_OBJECTS;
 
 /// Named weights, in the order of the model.
 pub(crate) type Weights = [(String, Tensor)];
@@ -140,10 +140,11 @@ pub(crate) fn save(
         Format::Keras => keras::write(out, def, weights, training),
         Format::WeightsH5 => {
             let weights = keras::ByLayer::new(def, weights);
-            out.write_all(&hdf5::write(&keras::content(def, &weights, training)))
+            let content = keras::content(def, &weights, training);
+            out.write_all(&content.to_bytes().map_err(io::Error::other)?)
         }
         Format::LegacyH5 => {
-            out.write_all(&legacy::write(def, weights, options.structure, training))
+            out.write_all(&legacy::write(def, weights, options.structure, training)?)
         }
         Format::SafeTensors => {
             safetensors::write(out, &def.name, notes(def, training.map(|t| &t.config)), weights)

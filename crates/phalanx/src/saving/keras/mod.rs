@@ -19,11 +19,11 @@ pub(super) use weights::{
     variables, variables_at,
 };
 
-use super::hdf5::{self, File};
 use super::{Stored, Training, json};
 use crate::error::{Error, Result};
 use crate::model::Definition;
 use phalanx_graph::Tensor;
+use phalanx_hdf5::File;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -50,8 +50,8 @@ pub(super) fn write(
     training: Option<&Training>,
 ) -> io::Result<()> {
     let config = whole_config(def, training.map(|t| &t.config)).to_string();
-    let weights = hdf5::write(&content(def, &ByLayer::new(def, weights), training));
-    archive::write(out, &def.notes(), &config, &weights)
+    let weights = content(def, &ByLayer::new(def, weights), training).to_bytes();
+    archive::write(out, &def.notes(), &config, &weights.map_err(io::Error::other)?)
 }
 
 /// The metadata set by the user.
@@ -77,6 +77,6 @@ pub(super) fn open(path: &Path) -> Result<Stored> {
     let config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
     let metadata = archive.metadata.map(|bytes| json::parse(&bytes)).transpose();
     let metadata = metadata.map_err(|e| wrong("metadata.json", e))?;
-    let file = File::new(archive.weights).map_err(|f| fault(path, f))?;
+    let file = File::from_bytes(archive.weights).map_err(|e| fault(path, e))?;
     Ok(Stored { config: Some(config), metadata, file })
 }

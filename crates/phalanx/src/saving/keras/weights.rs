@@ -5,10 +5,11 @@ use super::order::{identity, is_chain, listed};
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition, snake_case};
-use crate::saving::hdf5::{Content, Fault, File, Group, Text, Values};
 use crate::saving::training::{Training, TrainingState, Variable};
 use phalanx_graph::Tensor;
+use phalanx_hdf5::{File, Group, GroupBuilder, Values};
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::path::Path;
 
 /// The location of the variables of a layer or model in a file.
@@ -88,23 +89,23 @@ pub(in crate::saving) fn content(
     def: &Definition,
     weights: &ByLayer<'_>,
     training: Option<&Training>,
-) -> Content {
-    let mut root = Content::group();
+) -> GroupBuilder {
+    let mut root = GroupBuilder::new();
     for slot in slots(def) {
         let vars = format!("{}vars", slot.path);
-        root.at(&vars).attribute("name", Text::One(slot.name));
+        root.group(&vars).attribute("name", slot.name);
         let Some(layer) = slot.layer else { continue };
         let names: Vec<&str> = layer.weights().iter().map(|w| w.spec.name).collect();
         for (i, (tensor, name)) in weights.get(&layer).iter().zip(names).enumerate() {
             let data = tensor.f32().unwrap_or_default();
-            root.put(&format!("{vars}/{i}"), tensor.dims(), values(&layer, name, data));
+            root.dataset(&format!("{vars}/{i}"), tensor.dims(), values(&layer, name, data));
         }
     }
     if let Some(Training { optimizer, state, .. }) = training {
         let mut put = |vars: &str, name: &str, list: Vec<Entry>| {
-            root.at(vars).attribute("name", Text::One(name.into()));
+            root.group(vars).attribute("name", name);
             for (i, (_, dims, values)) in list.into_iter().enumerate() {
-                root.put(&format!("{vars}/{i}"), &dims, values);
+                root.dataset(&format!("{vars}/{i}"), &dims, values);
             }
         };
         if state.scale.is_some() {
@@ -151,9 +152,10 @@ fn inner_variables(state: &TrainingState) -> Vec<Entry> {
 /// New values of layers, validated but not yet set.
 pub(in crate::saving) type Staged = Vec<(LayerHandle, Vec<Vec<f32>>)>;
 
-/// Converts a fault to an error that names the file.
-pub(in crate::saving) fn fault(path: &Path, fault: Fault) -> Error {
-    Error::file(path, "an HDF5 file with a model's weights", crate::saving::truncate(&fault.0))
+/// An error that names the file and says what is wrong with it.
+pub(in crate::saving) fn fault(path: &Path, received: impl Display) -> Error {
+    let received = crate::saving::truncate(&received.to_string());
+    Error::file(path, "an HDF5 file with a model's weights", received)
 }
 
 /// Reads all weights of a model.
@@ -167,7 +169,7 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         let specs: Vec<Vec<usize>> = layer.weights().iter().map(|w| w.spec.dims.clone()).collect();
         let vars = format!("{}vars", slot.path);
         // Sequential models of some versions omit layers without weights.
-        let found = file.root.group(&vars).map_or(0, |group| group.members.len());
+        let found = file.root().group(&vars).map_or(0, |group| group.members().len());
         if found != specs.len() {
             let expected = specs.len();
             faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
@@ -176,13 +178,13 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         let mut tensors = vec![];
         for (i, dims) in specs.iter().enumerate() {
             let location = format!("{vars}/{i}");
-            let dataset = file.root.dataset(&location).map_err(|f| fault(path, f))?;
-            if dataset.dims != *dims {
+            let dataset = file.root().dataset(&location).map_err(|e| fault(path, e))?;
+            if dataset.shape() != dims {
                 let what = format!("{location} of '{}'", slot.name);
-                faults.push(format!("{what} {:?} for {dims:?}", dataset.dims));
+                faults.push(format!("{what} {:?} for {dims:?}", dataset.shape()));
                 continue;
             }
-            tensors.push(file.floats(dataset).map_err(|f| fault(path, f))?);
+            tensors.push(dataset.read_f32().map_err(|e| fault(path, e))?);
         }
         staged.push((layer, tensors));
     }
@@ -199,28 +201,27 @@ pub(in crate::saving) type Variables = Option<(u64, Vec<Tensor>)>;
 /// Reads the variables of the optimizer at these paths of a group.
 pub(in crate::saving) fn variables_at(
     path: &Path,
-    file: &File,
-    group: &Group,
+    group: Group<'_>,
     names: &[String],
 ) -> Result<Variables> {
-    let find = |name: &String| group.dataset(name).map_err(|f| fault(path, f));
+    let find = |name: &String| group.dataset(name).map_err(|e| fault(path, e));
     let Some((first, rest)) = names.split_first() else { return Ok(None) };
-    let iteration = file.numbers(find(first)?).map_err(|f| fault(path, f))?;
+    let iteration = find(first)?.read_f64().map_err(|e| fault(path, e))?;
     let [iteration] = iteration[..] else {
         let received = format!("{} numbers", iteration.len());
         return Err(Error::file(path, "one number for the optimizer's iteration", received));
     };
     let read = |name: &String| {
         let dataset = find(name)?;
-        let values = file.floats(dataset).map_err(|f| fault(path, f))?;
-        Ok(Tensor::new(dataset.dims.clone(), values)?)
+        let values = dataset.read_f32().map_err(|e| fault(path, e))?;
+        Ok(Tensor::new(dataset.shape().to_vec(), values)?)
     };
     Ok(Some((iteration.max(0.0) as u64, rest.iter().map(read).collect::<Result<_>>()?)))
 }
 
 /// Reads the variables of the optimizer.
 pub(in crate::saving) fn read_variables(path: &Path, file: &File) -> Result<Variables> {
-    let Ok(group) = file.root.group("optimizer/vars") else { return Ok(None) };
-    let names: Vec<String> = (0..group.members.len()).map(|i| i.to_string()).collect();
-    variables_at(path, file, group, &names)
+    let Ok(group) = file.root().group("optimizer/vars") else { return Ok(None) };
+    let names: Vec<String> = (0..group.members().len()).map(|i| i.to_string()).collect();
+    variables_at(path, group, &names)
 }

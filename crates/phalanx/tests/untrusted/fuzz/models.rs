@@ -8,8 +8,8 @@ use std::io::{Cursor, Read, Write};
 use std::path::Path;
 
 /// Files of h5py, with structures of newer versions and compressed arrays.
-const NEWER: &[u8] = include_bytes!("../../../../../tests/fixtures/h5py_latest.h5");
-const CHUNKED: &[u8] = include_bytes!("../../../../../tests/fixtures/h5py_v108.h5");
+const NEWER: &[u8] = include_bytes!("../../../../phalanx-hdf5/tests/fixtures/h5py_latest.h5");
+const CHUNKED: &[u8] = include_bytes!("../../../../phalanx-hdf5/tests/fixtures/h5py_v108.h5");
 
 pub fn targets() -> Vec<Target> {
     let packed = || networks().iter().flat_map(keras_seeds).collect::<Vec<Seed>>();

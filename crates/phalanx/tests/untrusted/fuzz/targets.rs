@@ -5,7 +5,7 @@ use super::mutate::mutated;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use image::ImageFormat;
-use phalanx::data::read_image;
+use phalanx::data::{ColorMode, read_image};
 use phalanx::datasets::{Categories, Csv, Missing, cifar, load_npz, mnist, npy};
 use phalanx::prelude::*;
 use serde_json::{Map, Value};
@@ -169,7 +169,7 @@ fn picture() -> Target {
         bytes.into_inner()
     };
     let seeds = vec![encode(ImageFormat::Png), encode(ImageFormat::Jpeg)];
-    of_file("image", "a.png", seeds, |path| read_image(path).is_ok())
+    of_file("image", "a.png", seeds, |path| read_image(path, ColorMode::Rgb).is_ok())
 }
 
 /// An idx file: magic, dimensions, bytes.

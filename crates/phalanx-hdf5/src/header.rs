@@ -1,32 +1,32 @@
 //! Object headers: the messages that describe a group or a dataset, in both versions.
 
-use super::bytes::Cursor;
-use super::{Fault, Result};
+use crate::bytes::Cursor;
+use crate::error::{Result, damaged, unsupported};
 
-pub(super) const DATASPACE: u16 = 0x01;
-pub(super) const LINK_INFO: u16 = 0x02;
-pub(super) const DATATYPE: u16 = 0x03;
-pub(super) const FILL: u16 = 0x05;
-pub(super) const LINK: u16 = 0x06;
-pub(super) const LAYOUT: u16 = 0x08;
-pub(super) const GROUP_INFO: u16 = 0x0a;
-pub(super) const FILTERS: u16 = 0x0b;
-pub(super) const ATTRIBUTE: u16 = 0x0c;
-pub(super) const CONTINUATION: u16 = 0x10;
-pub(super) const SYMBOL_TABLE: u16 = 0x11;
-pub(super) const ATTRIBUTE_INFO: u16 = 0x15;
+pub(crate) const DATASPACE: u16 = 0x01;
+pub(crate) const LINK_INFO: u16 = 0x02;
+pub(crate) const DATATYPE: u16 = 0x03;
+pub(crate) const FILL: u16 = 0x05;
+pub(crate) const LINK: u16 = 0x06;
+pub(crate) const LAYOUT: u16 = 0x08;
+pub(crate) const GROUP_INFO: u16 = 0x0a;
+pub(crate) const FILTERS: u16 = 0x0b;
+pub(crate) const ATTRIBUTE: u16 = 0x0c;
+pub(crate) const CONTINUATION: u16 = 0x10;
+pub(crate) const SYMBOL_TABLE: u16 = 0x11;
+pub(crate) const ATTRIBUTE_INFO: u16 = 0x15;
 
 /// Flag of a message whose content is stored elsewhere.
 const SHARED: u8 = 0x02;
 
 /// A message: its type and content.
-pub(super) struct Message<'a> {
+pub(crate) struct Message<'a> {
     pub kind: u16,
     pub data: &'a [u8],
 }
 
 /// The messages of the object at an address.
-pub(super) fn messages(bytes: &[u8], address: u64) -> Result<Vec<Message<'_>>> {
+pub(crate) fn messages(bytes: &[u8], address: u64) -> Result<Vec<Message<'_>>> {
     let mut at = Cursor::new(bytes, address)?;
     if bytes[at.position()..].starts_with(b"OHDR") {
         parse_v2(bytes, at)
@@ -39,7 +39,7 @@ pub(super) fn messages(bytes: &[u8], address: u64) -> Result<Vec<Message<'_>>> {
 fn parse_v1<'a>(bytes: &'a [u8], at: &mut Cursor<'a>) -> Result<Vec<Message<'a>>> {
     let version = at.u8()?;
     if version != 1 {
-        return Err(Fault(format!("version {version} of an object header")));
+        return Err(unsupported(format!("version {version} of an object header")));
     }
     at.skip(7)?;
     let size = at.u32()? as usize;
@@ -71,12 +71,12 @@ fn parse_v2<'a>(bytes: &'a [u8], mut at: Cursor<'a>) -> Result<Vec<Message<'a>>>
     at.signature(b"OHDR")?;
     let (version, flags) = (at.u8()?, at.u8()?);
     if version != 2 {
-        return Err(Fault(format!("version {version} of an object header")));
+        return Err(unsupported(format!("version {version} of an object header")));
     }
     at.skip(if flags & 0x20 != 0 { 16 } else { 0 })?;
     at.skip(if flags & 0x10 != 0 { 4 } else { 0 })?;
     let size = at.unsigned(1 << (flags & 3))?;
-    let size = usize::try_from(size).map_err(|_| Fault("an object header too long".into()))?;
+    let size = usize::try_from(size).map_err(|_| damaged("an object header too long"))?;
     let mut blocks = vec![at.take(size)?];
     let order = if flags & 0x04 != 0 { 2 } else { 0 };
     let mut out = vec![];
@@ -94,7 +94,7 @@ fn parse_v2<'a>(bytes: &'a [u8], mut at: Cursor<'a>) -> Result<Vec<Message<'a>>>
                 let mut block = Cursor::new(bytes, address)?;
                 block.signature(b"OCHK")?;
                 let inner = length.checked_sub(8);
-                let inner = inner.ok_or_else(|| Fault("a block of a header too short".into()))?;
+                let inner = inner.ok_or_else(|| damaged("a block of a header too short"))?;
                 blocks.push(block.take(inner)?);
                 check(&blocks, bytes)?;
             }
@@ -107,7 +107,7 @@ fn parse_v2<'a>(bytes: &'a [u8], mut at: Cursor<'a>) -> Result<Vec<Message<'a>>>
 fn continuation(data: &[u8]) -> Result<(u64, usize)> {
     let mut at = Cursor::new(data, 0)?;
     let (address, length) = (at.u64()?, at.u64()?);
-    let length = usize::try_from(length).map_err(|_| Fault("a block too long".into()))?;
+    let length = usize::try_from(length).map_err(|_| damaged("a block too long"))?;
     Ok((address, length))
 }
 
@@ -118,12 +118,12 @@ fn check(blocks: &[&[u8]], bytes: &[u8]) -> Result<()> {
     if total <= bytes.len() {
         return Ok(());
     }
-    Err(Fault("an object header that does not end".into()))
+    Err(damaged("an object header that does not end"))
 }
 
 fn push<'a>(out: &mut Vec<Message<'a>>, kind: u16, flags: u8, data: &'a [u8]) -> Result<()> {
     if flags & SHARED != 0 && matches!(kind, DATASPACE | DATATYPE | FILL | FILTERS | ATTRIBUTE) {
-        return Err(Fault("a shared (named) type, which is not read".into()));
+        return Err(unsupported("a shared (named) type, which is not read"));
     }
     out.push(Message { kind, data });
     Ok(())

@@ -1,8 +1,8 @@
 //! Dense storage of groups with many members and objects with many attributes, used by newer HDF5:
 //! messages in a fractal heap, indexed by a v2 B-tree.
 
-use super::bytes::Cursor;
-use super::{Fault, Result};
+use crate::bytes::Cursor;
+use crate::error::{Result, damaged, unsupported};
 
 /// Maximum number of messages of an index.
 const MAX_RECORDS: u64 = 1_000_000;
@@ -11,7 +11,7 @@ const MAX_DEPTH: u16 = 16;
 
 /// The kind of an index, which determines where its records refer to the heap.
 #[derive(Clone, Copy)]
-pub(super) enum Index {
+pub(crate) enum Index {
     /// Links by name: after the hash.
     Links,
     /// Attributes by name: at the start.
@@ -19,7 +19,7 @@ pub(super) enum Index {
 }
 
 /// The messages of a heap that an index lists.
-pub(super) fn messages(bytes: &[u8], heap: u64, tree: u64, index: Index) -> Result<Vec<Vec<u8>>> {
+pub(crate) fn messages(bytes: &[u8], heap: u64, tree: u64, index: Index) -> Result<Vec<Vec<u8>>> {
     let heap = Heap::parse(bytes, heap)?;
     let mut out = vec![];
     let mut total = 0usize;
@@ -28,11 +28,11 @@ pub(super) fn messages(bytes: &[u8], heap: u64, tree: u64, index: Index) -> Resu
             Index::Links => (4, 4 + heap.id_size),
             Index::Attributes => (0, heap.id_size),
         };
-        let id = record.get(start..end).ok_or_else(|| Fault("an index too narrow".into()))?;
+        let id = record.get(start..end).ok_or_else(|| damaged("an index too narrow"))?;
         let message = heap.object(bytes, id)?;
         total += message.len();
         if total > bytes.len() {
-            return Err(Fault("messages that overlap".into()));
+            return Err(damaged("messages that overlap"));
         }
         out.push(message.to_vec());
     }
@@ -62,7 +62,7 @@ fn records(bytes: &[u8], address: u64) -> Result<Vec<&[u8]>> {
     let (root, used, total) = (at.u64()?, at.u16()?, at.u64()?);
     let most = MAX_RECORDS.min(bytes.len() as u64);
     if depth > MAX_DEPTH || total > most || size == 0 || node < 10 + size {
-        return Err(Fault("an index of unusual size".into()));
+        return Err(damaged("an index of unusual size"));
     }
     let mut tree = Tree { node, size, max_records: vec![] };
     let leaf = ((node - 10) / size) as u64;
@@ -102,7 +102,7 @@ impl Tree {
         for _ in 0..used {
             out.push(at.take(self.size)?);
             if out.len() as u64 > total {
-                return Err(Fault("an index with more records than it says".into()));
+                return Err(damaged("an index with more records than it says"));
             }
         }
         if depth == 0 {
@@ -144,10 +144,10 @@ impl Heap {
         at.skip(2)?;
         let (root, rows) = (at.u64()?, at.u16()?);
         if filters != 0 {
-            return Err(Fault("a packed heap, which is not read".into()));
+            return Err(unsupported("a packed heap, which is not read"));
         }
         if table_width == 0 || !start.is_power_of_two() || !largest.is_power_of_two() {
-            return Err(Fault("a heap of unusual sizes".into()));
+            return Err(damaged("a heap of unusual sizes"));
         }
         let offset_size = bits.div_ceil(8);
         let length_size = (largest.ilog2() as usize).div_ceil(8).min(width(managed));
@@ -155,7 +155,7 @@ impl Heap {
             Heap { id_size, offset_size, length_size, table_width, start, largest, root, rows };
         match offset_size {
             1..=8 if id_size <= 32 => Ok(heap),
-            _ => Err(Fault("a heap of unusual sizes".into())),
+            _ => Err(damaged("a heap of unusual sizes")),
         }
     }
 
@@ -171,11 +171,11 @@ impl Heap {
                     0 => self.root.checked_add(offset),
                     rows => self.find(bytes, self.root, u64::from(rows), offset, 0)?,
                 };
-                let address = address.ok_or_else(|| Fault("an object outside its heap".into()))?;
+                let address = address.ok_or_else(|| damaged("an object outside its heap"))?;
                 Cursor::new(bytes, address)?.take(length)
             }
             2 => at.take((kind & 0x0f) as usize + 1),
-            _ => Err(Fault("a huge object, which is not read".into())),
+            _ => Err(unsupported("a huge object, which is not read")),
         }
     }
 

@@ -1,34 +1,45 @@
-//! Groups: members in symbol tables (v1 B-tree, local heap) or as link messages.
+//! The traversal of a file's structure. Groups have their members in symbol tables (v1 B-tree, local heap)
+//! or as link messages.
 
-use super::attribute::Attribute;
-use super::bytes::{Cursor, UNDEFINED, utf8};
-use super::dataset::Dataset;
-use super::dense::{self, Index};
-use super::header::{self, Message};
-use super::{Fault, Group, MAX_DEPTH, MAX_PATH, Node, Result};
-use crate::saving::MAX_ARRAYS;
+use crate::attribute::AttributeNode;
+use crate::bytes::{Cursor, UNDEFINED, utf8};
+use crate::dataset::DatasetNode;
+use crate::dense::{self, Index};
+use crate::error::{Result, damaged, unsupported};
+use crate::group::{GroupNode, Node};
+use crate::header::{self, Message};
 use std::collections::{BTreeMap, HashSet};
 
+/// Maximum number of groups and datasets of a file.
+pub const MAX_OBJECTS: usize = 1 << 18;
+/// Maximum nesting of groups.
+const MAX_DEPTH: usize = 64;
+/// Maximum length in bytes of a path inside a file.
+const MAX_PATH: usize = 4096;
 /// Cache type of soft links in symbol tables.
 const SOFT: u32 = 2;
 
 /// A traversal of the structure of a file.
-pub(super) struct Walk<'a> {
-    pub bytes: &'a [u8],
+pub(crate) struct Walk<'a> {
+    bytes: &'a [u8],
     /// Objects and tree nodes visited so far. None may occur twice.
-    pub seen: HashSet<u64>,
+    seen: HashSet<u64>,
     /// Bytes of headers and names read so far, bounded so that overlapping ones cannot add up.
-    pub read: usize,
+    read: usize,
     /// Groups and datasets visited so far.
-    pub nodes: usize,
+    nodes: usize,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    pub fn new(bytes: &'a [u8]) -> Walk<'a> {
+        Walk { bytes, seen: HashSet::new(), read: 0, nodes: 0 }
+    }
+
     fn enter(&mut self, address: u64) -> Result<()> {
         if self.seen.insert(address) {
             return Ok(());
         }
-        Err(Fault(format!("two links to the object at {address}")))
+        Err(damaged(format!("two links to the object at {address}")))
     }
 
     fn count(&mut self, bytes: usize) -> Result<()> {
@@ -36,44 +47,44 @@ impl Walk<'_> {
         if self.read <= 2 * self.bytes.len() {
             return Ok(());
         }
-        Err(Fault("objects that overlap".into()))
+        Err(damaged("objects that overlap"))
     }
 
     /// Reads the group or dataset at an address. `path` is the length of its path in bytes.
     pub fn node(&mut self, address: u64, depth: usize, path: usize) -> Result<Node> {
         self.enter(address)?;
         self.nodes += 1;
-        if self.nodes > MAX_ARRAYS {
-            return Err(Fault(format!("more than {MAX_ARRAYS} groups and datasets")));
+        if self.nodes > MAX_OBJECTS {
+            return Err(unsupported(format!("more than {MAX_OBJECTS} groups and datasets")));
         }
         if depth > MAX_DEPTH {
-            return Err(Fault(format!("groups more than {MAX_DEPTH} deep")));
+            return Err(unsupported(format!("groups more than {MAX_DEPTH} deep")));
         }
         let messages = header::messages(self.bytes, address)?;
         self.count(messages.iter().map(|m| m.data.len() + 8).sum())?;
         if messages.iter().any(|m| m.kind == header::LAYOUT) {
-            return Ok(Node::Dataset(Dataset::parse(&messages)?));
+            return Ok(Node::Dataset(DatasetNode::parse(&messages)?));
         }
         let attributes = self.attributes(&messages)?;
         let group = [header::SYMBOL_TABLE, header::LINK_INFO, header::LINK, header::GROUP_INFO];
         if !messages.iter().any(|m| group.contains(&m.kind)) {
-            return Err(Fault(format!("neither a group nor a dataset at {address}")));
+            return Err(damaged(format!("neither a group nor a dataset at {address}")));
         }
         let mut members = BTreeMap::new();
         for (name, address) in self.links(&messages)? {
             let path = path + 1 + name.len();
             if path > MAX_PATH {
-                return Err(Fault(format!("a path of {path} bytes")));
+                return Err(unsupported(format!("a path of {path} bytes")));
             }
             let node = match address {
                 Some(address) => self.node(address, depth + 1, path)?,
                 None => Node::Link,
             };
             if members.insert(name.clone(), node).is_some() {
-                return Err(Fault(format!("'{name}' twice in a group")));
+                return Err(damaged(format!("'{name}' twice in a group")));
             }
         }
-        Ok(Node::Group(Group { attributes, members }))
+        Ok(Node::Group(GroupNode { attributes, members }))
     }
 
     /// Names and addresses of the members of a group. Links to elsewhere have no address.
@@ -115,18 +126,18 @@ impl Walk<'_> {
         Ok(messages)
     }
 
-    fn attributes(&mut self, messages: &[Message<'_>]) -> Result<BTreeMap<String, Attribute>> {
+    fn attributes(&mut self, messages: &[Message<'_>]) -> Result<BTreeMap<String, AttributeNode>> {
         let mut out = BTreeMap::new();
         for message in messages {
             match message.kind {
-                header::ATTRIBUTE => out.extend([Attribute::parse(message.data)?]),
+                header::ATTRIBUTE => out.extend([AttributeNode::parse(message.data)?]),
                 header::ATTRIBUTE_INFO => {
                     let mut at = Cursor::new(message.data, 0)?;
                     at.skip(1)?;
                     let flags = at.u8()?;
                     at.skip(if flags & 1 != 0 { 2 } else { 0 })?;
                     for message in self.heap_messages(&mut at, Index::Attributes)? {
-                        out.extend([Attribute::parse(&message)?]);
+                        out.extend([AttributeNode::parse(&message)?]);
                     }
                 }
                 _ => {}
@@ -151,7 +162,7 @@ impl Walk<'_> {
         at.signature(b"TREE")?;
         let (kind, height) = (at.u8()?, at.u8()?);
         if kind != 0 || level.is_some_and(|level| height != level - 1) {
-            return Err(Fault("a group's tree of another kind".into()));
+            return Err(damaged("a group's tree of another kind"));
         }
         let used = at.u16()?;
         at.skip(16)?;
@@ -190,7 +201,7 @@ fn local_heap(bytes: &[u8], address: u64) -> Result<&[u8]> {
     at.skip(4)?;
     let size = at.u64()?;
     at.skip(8)?;
-    let size = usize::try_from(size).map_err(|_| Fault("a heap too long".into()))?;
+    let size = usize::try_from(size).map_err(|_| damaged("a heap too long"))?;
     Cursor::new(bytes, at.u64()?)?.take(size)
 }
 
@@ -198,13 +209,13 @@ fn local_heap(bytes: &[u8], address: u64) -> Result<&[u8]> {
 fn link(mut at: Cursor<'_>) -> Result<(String, Option<u64>)> {
     let (version, flags) = (at.u8()?, at.u8()?);
     if version != 1 {
-        return Err(Fault(format!("version {version} of a link")));
+        return Err(unsupported(format!("version {version} of a link")));
     }
     let kind = if flags & 0x08 != 0 { at.u8()? } else { 0 };
     at.skip(if flags & 0x04 != 0 { 8 } else { 0 })?;
     at.skip(if flags & 0x10 != 0 { 1 } else { 0 })?;
     let length = at.unsigned(1 << (flags & 3))?;
-    let length = usize::try_from(length).map_err(|_| Fault("a name too long".into()))?;
+    let length = usize::try_from(length).map_err(|_| damaged("a name too long"))?;
     let name = utf8(at.take(length)?)?;
     Ok((name, if kind == 0 { Some(at.u64()?) } else { None }))
 }

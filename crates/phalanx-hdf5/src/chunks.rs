@@ -1,8 +1,8 @@
 //! Chunked datasets: their index (a v1 B-tree) and their filters.
 
-use super::bytes::{Cursor, UNDEFINED};
-use super::types::count;
-use super::{Fault, Result};
+use crate::bytes::{Cursor, UNDEFINED};
+use crate::error::{Result, damaged, unsupported};
+use crate::types::count;
 use flate2::read::ZlibDecoder;
 use std::collections::HashSet;
 use std::io::Read;
@@ -14,7 +14,7 @@ const MAX_RATIO: usize = 64;
 
 /// A filter applied to each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Filter {
+pub(crate) enum Filter {
     /// Compressed by deflate.
     Deflate,
     /// Bytes of equal significance grouped.
@@ -24,13 +24,13 @@ pub(super) enum Filter {
 }
 
 /// Parses a filter pipeline message. Filters are in the order of application.
-pub(super) fn filters(data: &[u8]) -> Result<Vec<Filter>> {
+pub(crate) fn filters(data: &[u8]) -> Result<Vec<Filter>> {
     let mut at = Cursor::new(data, 0)?;
     let (version, n) = (at.u8()?, at.u8()?);
     match version {
         1 => at.skip(6)?,
         2 => {}
-        _ => return Err(Fault(format!("version {version} of a list of filters"))),
+        _ => return Err(unsupported(format!("version {version} of a list of filters"))),
     }
     let mut out = vec![];
     for _ in 0..n {
@@ -50,7 +50,7 @@ pub(super) fn filters(data: &[u8]) -> Result<Vec<Filter>> {
             1 => Filter::Deflate,
             2 => Filter::Shuffle,
             3 => Filter::Checksum,
-            _ => return Err(Fault(format!("filter {id}, which is not known"))),
+            _ => return Err(unsupported(format!("filter {id}, which is not known"))),
         });
     }
     Ok(out)
@@ -58,7 +58,7 @@ pub(super) fn filters(data: &[u8]) -> Result<Vec<Filter>> {
 
 /// The index and the filters of a chunked dataset.
 #[derive(Debug)]
-pub(super) struct Chunked {
+pub(crate) struct Chunked {
     tree: u64,
     dims: Vec<usize>,
     filters: Vec<Filter>,
@@ -76,12 +76,12 @@ impl Chunked {
     pub fn parse(mut at: Cursor<'_>, rank: usize, filters: Vec<Filter>) -> Result<Chunked> {
         let axes = at.u8()? as usize;
         if axes != rank + 1 {
-            return Err(Fault(format!("chunks of {axes} axes for an array of {rank}")));
+            return Err(damaged(format!("chunks of {axes} axes for an array of {rank}")));
         }
         let tree = at.u64()?;
         let dims = (0..rank).map(|_| Ok(at.u32()? as usize)).collect::<Result<Vec<_>>>()?;
         if dims.contains(&0) {
-            return Err(Fault("empty chunks".into()));
+            return Err(damaged("empty chunks"));
         }
         Ok(Chunked { tree, dims, filters })
     }
@@ -97,23 +97,23 @@ impl Chunked {
         let plausible =
             |size: usize| size <= UNLIMITED_RATIO_BYTES || size / MAX_RATIO <= bytes.len();
         if !plausible(length) {
-            return Err(Fault(format!("{length} bytes of data in a file of {}", bytes.len())));
+            return Err(damaged(format!("{length} bytes of data in a file of {}", bytes.len())));
         }
         let size = count(&self.dims)?.checked_mul(element);
         let size = size.filter(|size| plausible(*size));
-        let size = size.ok_or_else(|| Fault(format!("chunks of {:?}", self.dims)))?;
+        let size = size.ok_or_else(|| damaged(format!("chunks of {:?}", self.dims)))?;
         if self.tree == UNDEFINED {
-            return Err(Fault("a dataset that was never written".into()));
+            return Err(damaged("a dataset that was never written"));
         }
         let mut chunks = vec![];
         self.collect(bytes, self.tree, None, &mut HashSet::new(), &mut chunks)?;
         let most = dims.iter().zip(&self.dims).map(|(n, c)| n.div_ceil(*c)).product::<usize>();
         if chunks.len() != most {
-            return Err(Fault(format!("{} chunks where {most} belong", chunks.len())));
+            return Err(damaged(format!("{} chunks where {most} belong", chunks.len())));
         }
         let stored: usize = chunks.iter().map(|chunk| chunk.data.len()).sum();
         if stored > bytes.len() || !most.checked_mul(size).is_some_and(plausible) {
-            return Err(Fault(format!(
+            return Err(damaged(format!(
                 "{most} chunks of {:?} in {} bytes",
                 self.dims,
                 bytes.len()
@@ -136,13 +136,13 @@ impl Chunked {
         out: &mut Vec<Chunk<'a>>,
     ) -> Result<()> {
         if !seen.insert(address) {
-            return Err(Fault("a tree of chunks that meets itself".into()));
+            return Err(damaged("a tree of chunks that meets itself"));
         }
         let mut at = Cursor::new(bytes, address)?;
         at.signature(b"TREE")?;
         let (kind, height) = (at.u8()?, at.u8()?);
         if kind != 1 || level.is_some_and(|level| height != level - 1) {
-            return Err(Fault("a tree of chunks of another kind".into()));
+            return Err(damaged("a tree of chunks of another kind"));
         }
         let used = at.u16()?;
         at.skip(16)?;
@@ -158,7 +158,7 @@ impl Chunked {
                 let data = Cursor::new(bytes, child)?.take(size)?;
                 out.push(Chunk { data, mask, start });
             } else {
-                return Err(Fault("a chunk in two places".into()));
+                return Err(damaged("a chunk in two places"));
             }
         }
         Ok(())
@@ -174,14 +174,14 @@ impl Chunked {
             data = match filter {
                 Filter::Checksum => {
                     let end = data.len().checked_sub(4);
-                    data.truncate(end.ok_or_else(|| Fault("a chunk too short".into()))?);
+                    data.truncate(end.ok_or_else(|| damaged("a chunk too short"))?);
                     data
                 }
                 Filter::Deflate => {
                     let mut out = vec![];
                     let most = size as u64 + 5;
                     let unpacked = ZlibDecoder::new(&data[..]).take(most).read_to_end(&mut out);
-                    unpacked.map_err(|e| Fault(format!("a chunk that does not unpack: {e}")))?;
+                    unpacked.map_err(|e| damaged(format!("a chunk that does not unpack: {e}")))?;
                     out
                 }
                 Filter::Shuffle => unshuffle(&data, element),
@@ -190,7 +190,7 @@ impl Chunked {
         if data.len() == size {
             return Ok(data);
         }
-        Err(Fault(format!("a chunk of {} bytes where {size} belong", data.len())))
+        Err(damaged(format!("a chunk of {} bytes where {size} belong", data.len())))
     }
 }
 

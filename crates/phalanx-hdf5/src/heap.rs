@@ -1,13 +1,13 @@
 //! The global heap: variable-length strings.
 
-use super::bytes::{Cursor, utf8};
-use super::{Fault, Result};
+use crate::bytes::{Cursor, utf8};
+use crate::error::{Result, damaged};
 use std::collections::HashMap;
 use std::ops::Range;
 
 /// The collections read so far, by address. Each is parsed once.
 #[derive(Debug, Default)]
-pub(super) struct Heaps {
+pub(crate) struct Heaps {
     collections: HashMap<u64, Collection>,
     /// Total number of entries, bounded so that overlapping collections cannot add up.
     entries: usize,
@@ -29,14 +29,14 @@ impl Heaps {
             // An entry takes at least 16 bytes.
             self.entries += collection.len();
             if self.entries > bytes.len() / 16 {
-                return Err(Fault("heaps that overlap".into()));
+                return Err(damaged("heaps that overlap"));
             }
             self.collections.insert(address, collection);
         }
         let range = self.collections[&address].get(&index);
-        let range = range.ok_or_else(|| Fault(format!("text {index} missing from its heap")))?;
+        let range = range.ok_or_else(|| damaged(format!("text {index} missing from its heap")))?;
         let text = bytes[range.clone()].get(..length);
-        let text = utf8(text.ok_or_else(|| Fault("text longer than its entry".into()))?)?;
+        let text = utf8(text.ok_or_else(|| damaged("text longer than its entry"))?)?;
         Ok(text.trim_end_matches('\0').into())
     }
 }
@@ -49,14 +49,14 @@ fn collection(bytes: &[u8], address: u64) -> Result<Collection> {
     at.skip(4)?;
     let size = at.u64()?;
     let inner = usize::try_from(size).ok().and_then(|size| size.checked_sub(16));
-    let inner = inner.ok_or_else(|| Fault(format!("a heap of {size} bytes")))?;
+    let inner = inner.ok_or_else(|| damaged(format!("a heap of {size} bytes")))?;
     let start = at.position();
     let mut at = Cursor::new(at.take(inner)?, 0)?;
     while at.left() >= 16 {
         let found = at.u16()?;
         at.skip(6)?;
         let size = at.u64()?;
-        let size = usize::try_from(size).map_err(|_| Fault("an entry too long".into()))?;
+        let size = usize::try_from(size).map_err(|_| damaged("an entry too long"))?;
         if found == 0 {
             break;
         }

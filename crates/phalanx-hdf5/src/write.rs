@@ -1,8 +1,11 @@
 //! Writer for files as h5py makes them by default: version 0 of all structures, contiguous datasets.
 
-use super::header::{ATTRIBUTE, DATASPACE, DATATYPE, FILL, LAYOUT, SYMBOL_TABLE};
-use super::{SIGNATURE, bytes::UNDEFINED};
-use std::collections::BTreeMap;
+use crate::builder::{AttributeValue, GroupBuilder, NewMember, Values};
+use crate::bytes::UNDEFINED;
+use crate::error::{Error, Result};
+use crate::file::SIGNATURE;
+use crate::header::{ATTRIBUTE, DATASPACE, DATATYPE, FILL, LAYOUT, SYMBOL_TABLE};
+use crate::types::{MAX_RANK, count};
 
 /// Half of the maximum number of entries of a group tree node.
 const NODE_K: usize = 16;
@@ -15,79 +18,13 @@ const COLLECTION_BYTES: usize = 4096;
 /// Maximum number of entries of a collection: indices have 16 bits.
 const MAX_STRINGS: u16 = u16::MAX - 1;
 
-/// An array to write.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Values {
-    /// 32-bit floats.
-    F32(Vec<f32>),
-    /// 32-bit integers.
-    I32(Vec<i32>),
-}
-
-/// Content to write: a group with its attributes, or an array.
-#[derive(Clone, Debug)]
-pub(crate) enum Content {
-    /// A group.
-    Group {
-        /// Attributes: a string, or a list of strings.
-        attributes: Vec<(String, Text)>,
-        /// Members of the group.
-        members: BTreeMap<String, Content>,
-    },
-    /// An array.
-    Dataset {
-        /// Shape.
-        dims: Vec<usize>,
-        /// Elements.
-        values: Values,
-    },
-}
-
-/// The value of an attribute.
-#[derive(Clone, Debug)]
-pub(crate) enum Text {
-    /// One string.
-    One(String),
-    /// A list of strings.
-    Many(Vec<String>),
-}
-
-impl Content {
-    /// An empty group.
-    pub fn group() -> Content {
-        Content::Group { attributes: vec![], members: BTreeMap::new() }
-    }
-
-    /// Adds an attribute to a group; does nothing for a dataset.
-    pub fn attribute(&mut self, name: &str, text: Text) {
-        if let Content::Group { attributes, .. } = self {
-            attributes.push((name.into(), text));
-        }
-    }
-
-    /// The group at a path, created if necessary. Replaces a dataset on the path.
-    pub fn at(&mut self, path: &str) -> &mut Content {
-        let mut here = self;
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            if matches!(here, Content::Dataset { .. }) {
-                *here = Content::group();
-            }
-            let Content::Group { members, .. } = here else { unreachable!("it was just made") };
-            here = members.entry(part.into()).or_insert_with(Content::group);
-        }
-        here
-    }
-
-    /// Stores an array at a path.
-    pub fn put(&mut self, path: &str, dims: &[usize], values: Values) {
-        *self.at(path) = Content::Dataset { dims: dims.to_vec(), values };
-    }
-}
+/// Maximum size in bytes of a message of a header: sizes have 16 bits and are multiples of eight.
+const MAX_MESSAGE_BYTES: usize = 65528;
 
 /// The bytes of a file with this root group.
-pub(crate) fn write(root: &Content) -> Vec<u8> {
+pub(crate) fn file(root: &GroupBuilder) -> Result<Vec<u8>> {
     let mut writer = Writer { out: vec![0; SUPERBLOCK_BYTES], texts: None };
-    let address = writer.content(root);
+    let address = writer.group(root)?;
     let end = writer.out.len() as u64;
     let mut block = SIGNATURE.to_vec();
     block.extend([0, 0, 0, 0, 0, 8, 8, 0]);
@@ -99,7 +36,7 @@ pub(crate) fn write(root: &Content) -> Vec<u8> {
     }
     block.resize(SUPERBLOCK_BYTES, 0);
     writer.out[..SUPERBLOCK_BYTES].copy_from_slice(&block);
-    writer.out
+    Ok(writer.out)
 }
 
 struct Writer {
@@ -123,28 +60,33 @@ impl Writer {
         address
     }
 
-    /// Writes a group or dataset with everything below it. Returns the address of its header.
-    fn content(&mut self, content: &Content) -> u64 {
-        match content {
-            Content::Dataset { dims, values } => self.dataset(dims, values),
-            Content::Group { attributes, members } => {
-                let mut entries = vec![];
-                for (name, member) in members {
-                    entries.push((name.as_str(), self.content(member)));
-                }
-                let (tree, heap) = self.symbols(&entries);
-                let mut table = tree.to_le_bytes().to_vec();
-                table.extend(heap.to_le_bytes());
-                let mut messages = vec![(SYMBOL_TABLE, table)];
-                for (name, text) in attributes {
-                    messages.push((ATTRIBUTE, self.attribute(name, text)));
-                }
-                self.header(&messages)
-            }
+    /// Writes a group with everything below it. Returns the address of its header.
+    fn group(&mut self, group: &GroupBuilder) -> Result<u64> {
+        let mut entries = vec![];
+        for (name, member) in &group.members {
+            check_name(name)?;
+            let address = match member {
+                NewMember::Group(group) => self.group(group)?,
+                NewMember::Dataset { dims, values } => self.dataset(name, dims, values)?,
+            };
+            entries.push((name.as_str(), address));
         }
+        let (tree, heap) = self.symbols(&entries);
+        let mut table = tree.to_le_bytes().to_vec();
+        table.extend(heap.to_le_bytes());
+        let mut messages = vec![(SYMBOL_TABLE, table)];
+        for (name, value) in &group.attributes {
+            check_name(name)?;
+            messages.push((ATTRIBUTE, self.attribute(name, value)?));
+        }
+        self.header(&messages)
     }
 
-    fn dataset(&mut self, dims: &[usize], values: &Values) -> u64 {
+    fn dataset(&mut self, name: &str, dims: &[usize], values: &Values) -> Result<u64> {
+        if dims.len() > MAX_RANK || count(dims) != Ok(values.len()) {
+            let n = values.len();
+            return Err(Error::NotWritable(format!("{n} values of '{name}' for {dims:?}")));
+        }
         let (kind, data): (Vec<u8>, Vec<u8>) = match values {
             Values::F32(v) => (float32(), v.iter().flat_map(|v| v.to_le_bytes()).collect()),
             Values::I32(v) => (int32(), v.iter().flat_map(|v| v.to_le_bytes()).collect()),
@@ -161,7 +103,13 @@ impl Writer {
     }
 
     /// Writes a version 1 object header.
-    fn header(&mut self, messages: &[(u16, Vec<u8>)]) -> u64 {
+    fn header(&mut self, messages: &[(u16, Vec<u8>)]) -> Result<u64> {
+        let Ok(n) = u16::try_from(messages.len()) else {
+            return Err(Error::NotWritable(format!(
+                "{} attributes of a group",
+                messages.len() - 1
+            )));
+        };
         let mut body = vec![];
         for (kind, data) in messages {
             let size = data.len().next_multiple_of(8);
@@ -172,12 +120,12 @@ impl Writer {
             body.resize(body.len().next_multiple_of(8), 0);
         }
         let mut header = vec![1, 0];
-        header.extend((messages.len() as u16).to_le_bytes());
+        header.extend(n.to_le_bytes());
         header.extend(1u32.to_le_bytes());
         header.extend((body.len() as u32).to_le_bytes());
         header.extend([0; 4]);
         header.extend(body);
-        self.append(&header)
+        Ok(self.append(&header))
     }
 
     /// Writes the tree and the heap of names of a group, for sorted entries.
@@ -252,10 +200,10 @@ impl Writer {
     }
 
     /// A version 1 attribute message with variable-length strings.
-    fn attribute(&mut self, name: &str, text: &Text) -> Vec<u8> {
-        let (dims, texts) = match text {
-            Text::One(text) => (vec![], std::slice::from_ref(text)),
-            Text::Many(texts) => (vec![texts.len()], &texts[..]),
+    fn attribute(&mut self, name: &str, value: &AttributeValue) -> Result<Vec<u8>> {
+        let (dims, texts) = match value {
+            AttributeValue::String(text) => (vec![], std::slice::from_ref(text)),
+            AttributeValue::Strings(texts) => (vec![texts.len()], &texts[..]),
         };
         let (kind, shape) = (variable_text(), dataspace(&dims));
         let mut message = vec![1, 0];
@@ -269,7 +217,12 @@ impl Writer {
         for text in texts {
             message.extend(self.text(text));
         }
-        message
+        let fits = message.len() <= MAX_MESSAGE_BYTES
+            && texts.iter().all(|text| u32::try_from(text.len()).is_ok());
+        match fits {
+            true => Ok(message),
+            false => Err(Error::NotWritable(format!("attribute '{name}' too large"))),
+        }
     }
 
     /// Stores a string in the global heap. Returns the reference to it.
@@ -304,6 +257,14 @@ impl Writer {
         element.extend(u32::from(index).to_le_bytes());
         element
     }
+}
+
+/// Rejects names that a file cannot store.
+fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.contains('\0') {
+        return Err(Error::NotWritable(format!("the name {name:?}")));
+    }
+    Ok(())
 }
 
 fn dataspace(dims: &[usize]) -> Vec<u8> {

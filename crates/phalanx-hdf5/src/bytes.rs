@@ -1,13 +1,13 @@
 //! Bounds-checked reading of little-endian numbers.
 
-use super::{Fault, Result};
+use crate::error::{Result, damaged};
 
 /// An undefined address.
-pub(super) const UNDEFINED: u64 = u64::MAX;
+pub(crate) const UNDEFINED: u64 = u64::MAX;
 
 /// A position in the bytes of a file.
 #[derive(Clone, Copy)]
-pub(super) struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
@@ -17,7 +17,7 @@ impl<'a> Cursor<'a> {
     pub fn new(bytes: &'a [u8], address: u64) -> Result<Cursor<'a>> {
         match usize::try_from(address) {
             Ok(at) if at <= bytes.len() => Ok(Cursor { bytes, at }),
-            _ => Err(Fault(format!("address {address} in {} bytes", bytes.len()))),
+            _ => Err(damaged(format!("address {address} in {} bytes", bytes.len()))),
         }
     }
 
@@ -35,7 +35,7 @@ impl<'a> Cursor<'a> {
     pub fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let end = self.at.checked_add(n).filter(|end| *end <= self.bytes.len());
         let end = end.ok_or_else(|| {
-            Fault(format!("an end after {} bytes where {n} more belong", self.bytes.len()))
+            damaged(format!("an end after {} bytes where {n} more belong", self.bytes.len()))
         })?;
         let taken = &self.bytes[self.at..end];
         self.at = end;
@@ -89,14 +89,14 @@ impl<'a> Cursor<'a> {
             return Ok(());
         }
         let (expected, found) = (expected.escape_ascii(), found.escape_ascii());
-        Err(Fault(format!("'{found}' where '{expected}' belongs")))
+        Err(damaged(format!("'{found}' where '{expected}' belongs")))
     }
 
     /// A zero-terminated string.
     pub fn text(&mut self) -> Result<String> {
         let rest = &self.bytes[self.at..];
         let Some(end) = rest.iter().position(|b| *b == 0) else {
-            return Err(Fault("a name without an end".into()));
+            return Err(damaged("a name without an end"));
         };
         self.at += end + 1;
         utf8(&rest[..end])
@@ -104,9 +104,9 @@ impl<'a> Cursor<'a> {
 }
 
 /// Converts bytes to a string.
-pub(super) fn utf8(bytes: &[u8]) -> Result<String> {
+pub(crate) fn utf8(bytes: &[u8]) -> Result<String> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.into()),
-        Err(_) => Err(Fault("text that is not UTF-8".into())),
+        Err(_) => Err(damaged("text that is not UTF-8")),
     }
 }

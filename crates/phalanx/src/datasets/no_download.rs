@@ -1,0 +1,15 @@
+//! Stands in for `download` in a build without the feature `datasets`.
+
+use super::fetch::{Remote, Transfer};
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+const MISSING: Error = Error::MissingFeature { what: "downloads", feature: "datasets" };
+
+pub(super) fn fetch(_: &Remote, _: &Path, _: &mut dyn FnMut(&Transfer)) -> Result<PathBuf> {
+    Err(MISSING)
+}
+
+pub(super) fn unpack(_: &Path, _: &[&str], _: &Path) -> Result<()> {
+    Err(MISSING)
+}
