@@ -74,7 +74,15 @@ pub(crate) struct GpuExecutor<M: GpuDevice> {
     relocations: u64,
     in_flight: InFlight,
     tables: Vec<Option<Table>>,
-    times: StepTimes,
+    timing: Timing,
+}
+
+/// What is measured.
+#[derive(Default)]
+struct Timing {
+    /// The time of all training steps.
+    steps: StepTimes,
+    /// Whether every instruction is timed.
     profiling: bool,
 }
 
@@ -154,8 +162,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             relocations: 0,
             in_flight: InFlight::new(),
             tables: vec![],
-            times: StepTimes::default(),
-            profiling: false,
+            timing: Timing::default(),
         };
         executor.reserve(Block::Params, bytes, "weights")?;
         Ok(executor)

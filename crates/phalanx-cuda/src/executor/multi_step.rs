@@ -200,7 +200,7 @@ impl<M: GpuDevice> ResidentData for GpuExecutor<M> {
             fetched.push(each.map(values).collect());
         }
         if loaded.program.update().is_some() {
-            self.times.compute += self.in_flight.since.elapsed().as_secs_f64();
+            self.timing.steps.compute += self.in_flight.since.elapsed().as_secs_f64();
         }
         Ok(())
     }

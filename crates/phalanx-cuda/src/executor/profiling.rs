@@ -54,7 +54,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
 
 impl<M: GpuDevice> Profiling for GpuExecutor<M> {
     fn set_profiling(&mut self, on: bool) {
-        self.profiling = on;
+        self.timing.profiling = on;
         if on {
             self.programs.iter_mut().for_each(|p| p.measured = None);
         }

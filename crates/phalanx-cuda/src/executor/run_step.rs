@@ -123,7 +123,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         self.peers.iter_mut().for_each(|peers| peers.set_step(batch.step));
         let key = StepKey { rows: batch.rows, accumulate, table: None };
         self.prepare_step(id, key)?;
-        if self.profiling && self.programs[id.0].measured.is_none() {
+        if self.timing.profiling && self.programs[id.0].measured.is_none() {
             self.measure(id, key)?;
         }
         self.in_flight.since = Instant::now();
@@ -148,7 +148,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         let taken = self.collect_fetches(id, rows, fetched);
         self.abort_on_error(taken)?;
         if self.programs[id.0].program.update().is_some() {
-            self.times.compute += self.in_flight.since.elapsed().as_secs_f64();
+            self.timing.steps.compute += self.in_flight.since.elapsed().as_secs_f64();
         }
         Ok(())
     }
@@ -175,7 +175,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
     }
 
     fn times(&self) -> StepTimes {
-        self.times
+        self.timing.steps
     }
 
     fn staging(&mut self) -> Option<&mut dyn Staging> {

@@ -180,7 +180,8 @@ impl Session {
             ));
         }
         let available = limit.available;
-        if is_short(total, available) && !std::mem::replace(&mut self.memory_warned, true) {
+        if is_short(total, available) && !std::mem::replace(&mut self.placement.memory_warned, true)
+        {
             let (total, available) = (gibibytes(total), gibibytes(available));
             warning!("a batch of {batch} takes {total} of memory, {available} are available");
         }
@@ -361,7 +362,7 @@ mod tests {
         for (rows, warned) in [(1, false), (rows, true), (rows, true)] {
             let program = session.program(StepKind::Train, rows).unwrap();
             session.check_memory(&program, StepKind::Train, rows).unwrap();
-            assert_eq!(session.memory_warned, warned);
+            assert_eq!(session.placement.memory_warned, warned);
         }
     }
 

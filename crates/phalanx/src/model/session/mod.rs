@@ -51,6 +51,8 @@ pub(crate) struct Placement {
     pub backend: Arc<dyn Backend>,
     /// As requested; the backend may store wider numbers.
     pub policy: Policy,
+    /// Whether a warning said that memory is short.
+    pub memory_warned: bool,
 }
 
 impl Placement {
@@ -59,6 +61,7 @@ impl Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
             backend: strategy.backend().clone(),
             policy: strategy.requested_policy(),
+            memory_warned: false,
         }
     }
 }
@@ -78,8 +81,6 @@ pub(crate) struct Session {
     tables: ResidentTables,
     /// What the last step fetched.
     fetched: Vec<Vec<f32>>,
-    /// Whether a warning said that memory is short.
-    pub(super) memory_warned: bool,
 }
 
 fn lower(
@@ -146,7 +147,6 @@ impl Session {
             loaded: LoadedPrograms::default(),
             tables: ResidentTables::default(),
             fetched: vec![],
-            memory_warned: false,
         };
         session.weights.sync_to_devices()?;
         session.build_first_step(lowered)?;

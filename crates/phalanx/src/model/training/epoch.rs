@@ -79,17 +79,17 @@ impl TrainLoop<'_> {
         if !steps_alone || self.nan.policy == OnNan::Skip {
             return Ok(None);
         }
-        if let Some(validation) = self.validation {
+        if let Some(validation) = self.data.validation {
             // Programs get memory first; samples take what is left.
             self.session.ensure_loaded(StepKind::Test, validation.batch_size())?;
         }
-        self.session.make_resident(StepKind::Train, self.data)
+        self.session.make_resident(StepKind::Train, self.data.training)
     }
 
     /// Trains an epoch on resident samples. Steps are launched together unless a callback wants every
     /// batch.
     pub(super) fn train_epoch_resident(&mut self, table: &ResidentTable) -> Result<()> {
-        let Some(data) = self.data.in_memory() else { return Ok(()) };
+        let Some(data) = self.data.training.in_memory() else { return Ok(()) };
         let mut picks = data.index_batches(self.session.state.seed, self.at.pass, self.at.taken)?;
         let (mut now, mut next) = (StepGroup::default(), StepGroup::default());
         now.fill(&mut next, &mut *picks, self.steps_per_launch(table))?;
@@ -185,7 +185,7 @@ impl TrainLoop<'_> {
         }
         let step = self.session.state.steps;
         warning!("step {step} is undone: its loss is {loss}, or its weights no numbers");
-        self.session.set_state(&counters, &tensors, self.data.batch_size())?;
+        self.session.set_state(&counters, &tensors, self.data.training.batch_size())?;
         // The step still counts: the next one draws other random numbers.
         self.session.state.steps = step;
         self.tally = tally;

@@ -86,13 +86,18 @@ impl EpochClock {
     }
 }
 
-/// A training run.
-pub(super) struct TrainLoop<'a> {
-    session: &'a mut Session,
-    data: &'a dyn Dataset,
+/// The data of a run.
+struct RunData<'a> {
+    training: &'a dyn Dataset,
     validation: Option<&'a dyn Dataset>,
     /// Fingerprints of both, computed on first use.
     fingerprints: OnceCell<[Option<String>; 2]>,
+}
+
+/// A training run.
+pub(super) struct TrainLoop<'a> {
+    session: &'a mut Session,
+    data: RunData<'a>,
     callbacks: Vec<Box<dyn Callback>>,
     plan: RunPlan,
     interrupt: Interrupt,
@@ -137,9 +142,7 @@ impl<'a> TrainLoop<'a> {
         Ok(TrainLoop {
             tally: session.objective.tally(),
             session,
-            data,
-            validation,
-            fingerprints: OnceCell::new(),
+            data: RunData { training: data, validation, fingerprints: OnceCell::new() },
             callbacks,
             plan,
             interrupt: fit.interrupt,
@@ -174,7 +177,7 @@ impl<'a> TrainLoop<'a> {
                 None => {
                     let mut cursor = match open.take() {
                         Some(cursor) => cursor,
-                        None => DataCursor::new(self.data, self.session, &self.at)?,
+                        None => DataCursor::new(self.data.training, self.session, &self.at)?,
                     };
                     self.train_epoch(&mut cursor, &mut batch)?;
                     // With requested steps the data continues where it is.
@@ -217,7 +220,7 @@ impl<'a> TrainLoop<'a> {
         }
         let found = self.session.workers.broadcast_run(found)?;
         // The optimizer's slots exist once the training program is loaded.
-        self.session.ensure_loaded(StepKind::Train, self.data.batch_size())?;
+        self.session.ensure_loaded(StepKind::Train, self.data.training.batch_size())?;
         let Some(state) = found else {
             let requesting = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
             return self.save_run(&requesting);
@@ -276,7 +279,7 @@ impl<'a> TrainLoop<'a> {
         let ran = self.clock.elapsed();
         self.history.add_run_time(ran);
         let mut logs = self.session.objective.logs(&self.tally);
-        if let Some(validation) = self.validation {
+        if let Some(validation) = self.data.validation {
             let data = (validation, VALIDATION);
             let Some(held) = evaluate(self.session, data, None, &self.interrupt)? else {
                 // The epoch's batches are done. A resumed run validates again.
@@ -347,21 +350,23 @@ impl<'a> TrainLoop<'a> {
     /// Fingerprints of the training and the validation data. They take a moment to compute.
     fn fingerprints(&self) -> &[Option<String>; 2] {
         let of = |data: Option<&dyn Dataset>| data.and_then(|data| format_digest(data.digest()));
-        self.fingerprints.get_or_init(|| [Some(self.data), self.validation].map(of))
+        self.data
+            .fingerprints
+            .get_or_init(|| [Some(self.data.training), self.data.validation].map(of))
     }
 
     fn setup(&self) -> RunConfig {
         let [data, validation] = self.fingerprints().clone();
         RunConfig {
             model: self.session.def.name.clone(),
-            batch_size: self.data.batch_size(),
-            samples: self.data.len(),
+            batch_size: self.data.training.batch_size(),
+            samples: self.data.training.len(),
             steps: self.plan.steps,
-            shuffle: self.data.shuffles(),
+            shuffle: self.data.training.shuffles(),
             optimizer: self.session.objective.optimizer_options(),
             accumulate: Some(self.plan.accumulate.filter(|_| self.plan.flush).unwrap_or(1)),
             data,
-            augmentation: format_digest(self.data.augmentation_digest()),
+            augmentation: format_digest(self.data.training.augmentation_digest()),
             validation,
         }
     }
@@ -379,7 +384,7 @@ impl<'a> TrainLoop<'a> {
         let setup = self.setup();
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
         let unknown = || "unknown".to_string();
-        let validation = match self.validation {
+        let validation = match self.data.validation {
             Some(_) => setup.validation.unwrap_or_else(unknown),
             None => "none".into(),
         };
