@@ -44,13 +44,14 @@
 //!
 //! | feature | adds | without it |
 //! |---|---|---|
+//! | `cuda` | NVIDIA GPUs, whose libraries are loaded at run time | a GPU cannot be named |
 //! | `datasets` | downloads of the datasets by name | files that are in place are read |
 //! | `images` | JPEG and PNG files | [`ImageFolder`](data::ImageFolder) and [`read_image`](data::read_image) fail |
 //! | `plots` | [`plots`] | its functions fail |
 //! | `mpi` | several machines over the system's MPI library | they join by rendezvous |
 //!
-//! The first three are default features. What fails says so, and names the feature:
-//! [`Error::MissingFeature`]. Without default features there remain models on CPUs and GPUs, arrays, tables and
+//! The first four are default features. What fails says so, and names the feature:
+//! [`Error::MissingFeature`]. Without default features there remain models on CPUs, arrays, tables and
 //! model files.
 //!
 //! The repository has a guide (`docs/guide.md`) and a description of the internals (`docs/architecture/overview.md`).

@@ -52,10 +52,7 @@ impl DeviceKind {
             #[cfg(feature = "cuda")]
             DeviceKind::Gpu => Ok(Arc::new(phalanx_cuda::CudaBackend::new())),
             #[cfg(not(feature = "cuda"))]
-            DeviceKind::Gpu => {
-                let message = "this build has no support for GPUs; build with `--features cuda`";
-                Err(Error::config("gpu", message))
-            }
+            DeviceKind::Gpu => Err(Error::MissingFeature { what: "GPUs", feature: "cuda" }),
         }
     }
 
