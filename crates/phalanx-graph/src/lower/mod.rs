@@ -49,7 +49,7 @@ fn choose_split(instrs: &[LinearInstr], options: Options) -> Split {
     let only_computes = |d: &LinearInstr| {
         matches!(d, LinearInstr::Compute(_) | LinearInstr::Copy { .. } | LinearInstr::Fetch { .. })
     };
-    match Split::of(options.mesh, options.max_batch) {
+    match options.inference_split() {
         Split::Spatial if instrs.iter().all(only_computes) => Split::Spatial,
         _ => Split::Rows,
     }

@@ -12,9 +12,6 @@ use crate::ops::Op;
 use crate::program::Options;
 use crate::step::Step;
 
-/// Minimum number of floats that sharding a product must save to pay for its two barriers.
-const MIN_SAVED_FLOATS: usize = 4096;
-
 /// The dense kernels and products that are sharded.
 pub(crate) struct ShardedDense {
     /// Sharded kernels and the nodes of their gradients.
@@ -52,6 +49,7 @@ pub(super) fn find_sharded_dense(
 ) -> ShardedDense {
     let g = &step.graph;
     let gradients = gradients(step, uses, options);
+    let min_saved = options.split_rules.min_floats_saved_by_product;
     let mut products = vec![false; g.nodes().len()];
     for id in g.ids().filter(|id| body(*id)) {
         let node = g.node(id);
@@ -59,7 +57,7 @@ pub(super) fn find_sharded_dense(
         let Op::Param { id: kernel } = g.node(node.inputs[1]).op else { continue };
         let gradient = gradients.iter().find(|(p, _)| *p == kernel);
         products[id.index()] =
-            gradient.is_some_and(|(_, n)| saved_floats(step, *n, options) >= MIN_SAVED_FLOATS);
+            gradient.is_some_and(|(_, n)| saved_floats(step, *n, options) >= min_saved);
     }
     ShardedDense { gradients, products }
 }
@@ -71,12 +69,13 @@ fn gradients(step: &Step, uses: &UseLists, options: Options) -> Vec<(ParamId, No
     if options.mesh.workers < 2 || options.mesh.fixed {
         return vec![];
     }
+    let min_saved = options.split_rules.min_floats_saved_by_gradient;
     let all = step.gradients.iter().filter_map(|grad| Some((grad.param, grad.node?)));
     all.filter(|(_, id)| {
         step.graph.node(*id).op == Op::DotGradKernel
             && uses.roots[id.index()] == 1
             && uses.nodes[id.index()].is_empty()
-            && saved_floats(step, *id, options) > 0
+            && saved_floats(step, *id, options) >= min_saved
     })
     .collect()
 }
