@@ -1,9 +1,9 @@
-//! Sharding of dense kernels that are large relative to the batch. Each worker of a device owns a slice
+//! Sharding of dense kernels that are large relative to the batch. Each worker of a device owns a shard
 //! of such a kernel: some of its rows, which no other worker accesses.
 //!
-//! A worker multiplies all rows of the device by its slice. This gives a partial product, and the
-//! partial products are added. It also computes its slice of the kernel's gradient over all rows of the
-//! device, and the columns of the input's derivative that belong to its slice. Thus activations, which
+//! A worker multiplies all rows of the device by its shard. This gives a partial product, and the
+//! partial products are added. It also computes its shard of the kernel's gradient over all rows of the
+//! device, and the columns of the input's derivative that belong to its shard. Thus activations, which
 //! are small, move between workers, and weights do not.
 
 use super::linear::UseLists;
@@ -62,10 +62,10 @@ pub(super) fn find_sharded_dense(
     ShardedDense { gradients, products }
 }
 
-/// Gradients of dense kernels that are cheaper to compute in slices than to reduce from full partial
+/// Gradients of dense kernels that are cheaper to compute in shards than to reduce from full partial
 /// sums.
 fn gradients(step: &Step, uses: &UseLists, options: Options) -> Vec<(ParamId, NodeId)> {
-    // A slice sums over a device's rows, and these depend on the number of devices.
+    // A shard sums over a device's rows, and these depend on the number of devices.
     if options.mesh.workers < 2 || options.mesh.fixed {
         return vec![];
     }
