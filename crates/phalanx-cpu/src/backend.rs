@@ -5,6 +5,7 @@ use crate::executor::{CpuExecutor, CpuOptions, memory_plan, workers_per_device};
 use crate::memory::{available_memory, physical_memory};
 use crate::optimized::{OPTIMIZED, warn_if_slow};
 use crate::simd::Isa;
+use crate::split_rules::SPLIT_RULES;
 use phalanx_distributed::transport::DeviceTransport;
 use phalanx_exec::{
     Backend, DeviceInfo, DeviceTraits, ExecError, Executor, MemoryLimit, MemoryPlan, OpenRequest,
@@ -44,7 +45,8 @@ impl Backend for CpuBackend {
 
     /// CPU devices store 32-bit floats, whatever the policy.
     fn options(&self, mesh: Mesh, _policy: Policy, max_batch: usize) -> Options {
-        Options { mesh, max_batch, policy: Policy::Float32, reuse_delay: 0 }
+        let policy = Policy::Float32;
+        Options { mesh, max_batch, policy, reuse_delay: 0, split_rules: SPLIT_RULES }
     }
 
     fn memory_plan(&self, program: &Program, accumulates: bool) -> MemoryPlan {

@@ -11,6 +11,7 @@ mod memory;
 mod optimized;
 pub mod reference;
 pub mod simd;
+mod split_rules;
 mod threads;
 mod worker;
 

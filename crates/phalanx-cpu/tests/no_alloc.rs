@@ -1,9 +1,10 @@
 //! After warm-up a training step allocates nothing on any thread.
 
-use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_exec::{Accumulate, Batch, Executor, FeedData};
+use phalanx_cpu::{CpuBackend, CpuExecutor, CpuOptions};
+use phalanx_exec::{Accumulate, Backend, Batch, Executor, FeedData};
+use phalanx_graph::program::Policy;
 use phalanx_graph::update::Clip;
-use phalanx_graph::{DType, Mesh, Options, Program, Scope, Step};
+use phalanx_graph::{DType, Mesh, Program, Scope, Step};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd, wide};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +38,8 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
         CpuOptions { devices: mesh.devices, workers: mesh.workers, fixed: false, isa: None };
     let mut e = CpuExecutor::new(options, step.graph.params()).expect("starts");
     let specs = step.graph.feeds().to_vec();
-    let program = Program::compile(step, Options::new(mesh, ROWS)).expect("compiles");
+    let program = Program::compile(step, CpuBackend.options(mesh, Policy::Float32, ROWS));
+    let program = program.expect("compiles");
     let id = e.load(program.into()).expect("loads");
     let (floats, ints) = (vec![0.1; ROWS * 140], vec![1; ROWS * 2]);
     let feeds: Vec<FeedData<'_>> = specs

@@ -13,7 +13,7 @@ use phalanx_exec::{
     Backend, Cluster, DeviceInfo, DeviceTraits, ExecError, Executor, MemoryLimit, MemoryPlan,
     OpenRequest, Place,
 };
-use phalanx_graph::program::Policy;
+use phalanx_graph::program::{Policy, SplitRules};
 use phalanx_graph::{Mesh, Options, ParamSpec, Program};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -71,7 +71,8 @@ impl Backend for CudaBackend {
     }
 
     fn options(&self, mesh: Mesh, policy: Policy, max_batch: usize) -> Options {
-        Options { mesh, max_batch, policy, reuse_delay: REUSE_DELAY }
+        let split_rules = SplitRules::NONE;
+        Options { mesh, max_batch, policy, reuse_delay: REUSE_DELAY, split_rules }
     }
 
     fn memory_plan(&self, program: &Program, accumulates: bool) -> MemoryPlan {

@@ -100,15 +100,18 @@ impl Program {
         let layer = |scope: &u32| self.scopes[*scope as usize].clone();
         let none = String::new();
         match instr {
-            Instr::Compute { op, scope, .. } => (op.name().into(), layer(scope)),
+            Instr::Compute { op, scope, sharded: false, .. } => (op.name().into(), layer(scope)),
+            Instr::Compute { op, scope, sharded: true, .. } => {
+                (format!("sharded_{}", op.name()), layer(scope))
+            }
             Instr::Copy { .. } => ("copy".into(), none),
             Instr::Barrier(scope) => (format!("barrier {scope}"), none),
             Instr::AllReduce { .. } => ("all_reduce".into(), none),
             Instr::ReplicaMean { .. } => ("replica_mean".into(), none),
-            Instr::SlicedDot { scope, .. } => ("sliced_dot".into(), layer(scope)),
-            Instr::AddSlices { scope, .. } => ("add_slices".into(), layer(scope)),
-            Instr::SlicedGradInput { scope, .. } => ("sliced_grad_input".into(), layer(scope)),
-            Instr::SlicedGradient { param: p, .. } => ("sliced_gradient".into(), param(p)),
+            Instr::ReduceScatter { scope, .. } => ("reduce_scatter".into(), layer(scope)),
+            Instr::ShardedGradKernel { param: p, .. } => {
+                ("sharded_dot_grad_kernel".into(), param(p))
+            }
             Instr::Update => ("update".into(), none),
             Instr::Assign { param: p, .. } => ("assign".into(), param(p)),
             Instr::Fetch { index, .. } => ("fetch".into(), self.fetches[*index].name.clone()),
@@ -120,10 +123,21 @@ impl Program {
         let mesh = self.options.mesh;
         let total_bytes = |ids: &[ValueId]| ids.iter().map(|id| self.bytes(*id, rows)).sum::<f64>();
         match instr {
-            Instr::Compute { op, inputs, output, .. } => Cost {
-                flops: self.flops(op, inputs, *output, rows),
-                bytes: total_bytes(inputs) + total_bytes(&[*output]),
-            },
+            Instr::Compute { op, inputs, output, sharded, .. } => {
+                let flops = self.flops(op, inputs, *output, rows);
+                let bytes = match sharded {
+                    false => total_bytes(inputs) + total_bytes(&[*output]),
+                    true => {
+                        // Each worker reads its rows of the kernel; for a dot each writes a full
+                        // partial product.
+                        let parts = if *op == Op::DotGradInput { 1 } else { mesh.workers };
+                        let kernels = (self.value(inputs[1]).ty.len() * mesh.devices) as f64;
+                        let results = total_bytes(&[*output]) * parts as f64;
+                        total_bytes(&inputs[..1]) + 4.0 * kernels + results
+                    }
+                };
+                Cost { flops, bytes }
+            }
             Instr::Copy { input, output } | Instr::ReplicaMean { input, output } => {
                 Cost { flops: 0.0, bytes: total_bytes(&[*input, *output]) }
             }
@@ -132,24 +146,15 @@ impl Program {
                 let flops = self.elements(*input, rows) * sources;
                 Cost { flops, bytes: total_bytes(&[*input]) * sources + total_bytes(&[*output]) }
             }
-            Instr::SlicedDot { x, kernel, output, .. }
-            | Instr::SlicedGradInput { dy: x, kernel, output, .. } => {
-                // Each worker reads its slice of the kernel; for a dot each writes a full partial product.
-                let parts = if let Instr::SlicedDot { .. } = instr { mesh.workers } else { 1 };
-                let kernels = (self.value(*kernel).ty.len() * mesh.devices) as f64;
-                let bytes =
-                    total_bytes(&[*x]) + 4.0 * kernels + total_bytes(&[*output]) * parts as f64;
-                Cost { flops: self.sliced_flops(*x, *output, rows), bytes }
-            }
-            Instr::AddSlices { input, output, .. } => {
+            Instr::ReduceScatter { input, output, .. } => {
                 let parts = mesh.workers as f64;
                 let flops = self.elements(*output, rows) * parts;
                 Cost { flops, bytes: total_bytes(&[*input]) * parts + total_bytes(&[*output]) }
             }
-            Instr::SlicedGradient { param, x, dy } => {
+            Instr::ShardedGradKernel { param, x, dy } => {
                 let elements = self.params[param.index()].len() * self.options.mesh.devices;
                 let bytes = total_bytes(&[*x, *dy]) + 4.0 * elements as f64;
-                Cost { flops: self.sliced_flops(*x, *dy, rows), bytes }
+                Cost { flops: self.dense_flops(*x, *dy, rows), bytes }
             }
             Instr::Update => self.update_cost(rows),
             Instr::Assign { value, .. } | Instr::Fetch { value, .. } => {
@@ -174,11 +179,8 @@ impl Program {
         let conv = |g: &ConvGeom| 2.0 * (g.macs() * rows) as f64;
         let window = |g: &ConvGeom| (g.output_len() * g.kernel[0] * g.kernel[1] * rows) as f64;
         match op {
-            Op::Dot(_) => 2.0 * self.elements(x[0], rows) * self.value(y).ty.last() as f64,
-            Op::DotGradInput => 2.0 * self.elements(x[0], rows) * self.value(y).ty.last() as f64,
-            Op::DotGradKernel => {
-                2.0 * self.elements(x[0], rows) * self.value(x[1]).ty.last() as f64
-            }
+            Op::Dot(_) | Op::DotGradInput => self.dense_flops(x[0], y, rows),
+            Op::DotGradKernel => self.dense_flops(x[0], x[1], rows),
             Op::Conv(g, _) | Op::ConvGradInput(g) | Op::ConvGradKernel(g) => conv(g),
             Op::Pool(_, g) | Op::PoolGrad(_, g) => window(g),
             Op::Fused(tape) => self.elements(y, rows) * tape_flops(tape),
@@ -200,12 +202,13 @@ impl Program {
         }
     }
 
-    fn sliced_flops(&self, x: ValueId, dy: ValueId, rows: usize) -> f64 {
+    /// Multiply-adds of every element of `x` with each element of a pixel of `dy`.
+    fn dense_flops(&self, x: ValueId, dy: ValueId, rows: usize) -> f64 {
         2.0 * self.elements(x, rows) * self.value(dy).ty.last() as f64
     }
 
     /// Every device reduces all partial gradients and updates its own weights and slots. With a single
-    /// device the update also computes the sliced gradients.
+    /// device the update also computes the sharded gradients.
     fn update_cost(&self, rows: usize) -> Cost {
         let Some(update) = &self.update else { return Cost::default() };
         let mesh = self.options.mesh;
@@ -215,11 +218,11 @@ impl Program {
             let elements = (self.params[g.param.index()].len() * mesh.devices) as f64;
             let sources = match g.operands {
                 Some((x, dy)) => {
-                    cost.flops += self.sliced_flops(x, dy, rows);
+                    cost.flops += self.dense_flops(x, dy, rows);
                     cost.bytes += self.bytes(x, rows) + self.bytes(dy, rows);
                     0.0
                 }
-                None if g.sliced => mesh.devices as f64,
+                None if g.sharded => mesh.devices as f64,
                 None => mesh.len() as f64,
             };
             let buffers = 1.0 + update.rule.slots.len() as f64;

@@ -9,7 +9,7 @@ use crate::error::{GraphError, Result};
 use crate::graph::{ParamId, ParamSpec};
 use crate::loss_scale::STATE;
 use crate::lower::{needs_own_buffer, reads_strided, writes_strided};
-use crate::ops::{Access, Op};
+use crate::ops::{Access, Epilogue, Op};
 use crate::program::{
     Instr, Location, Options, Program, SHARDS, Split, UpdatePlan, Value, ValueId,
 };
@@ -218,15 +218,17 @@ impl Verifier<'_> {
 
     fn instr(&self, instr: &Instr) -> Check {
         let scope = match instr {
-            Instr::Compute { scope, .. }
-            | Instr::SlicedDot { scope, .. }
-            | Instr::AddSlices { scope, .. }
-            | Instr::SlicedGradInput { scope, .. } => *scope as usize,
+            Instr::Compute { scope, .. } | Instr::ReduceScatter { scope, .. } => *scope as usize,
             _ => 0,
         };
         expect(scope < self.p.scopes.len().max(1), "it belongs to no layer")?;
         match instr {
-            Instr::Compute { op, inputs, output, .. } => self.compute(op, inputs, *output),
+            Instr::Compute { op, inputs, output, sharded: false, .. } => {
+                self.compute(op, inputs, *output)
+            }
+            Instr::Compute { op, inputs, output, sharded: true, .. } => {
+                self.sharded_product(op, inputs, *output)
+            }
             Instr::Copy { input, output } => self.copy(self.get(*input)?, self.get(*output)?),
             Instr::Barrier(_) => Ok(()),
             Instr::AllReduce { scope, input, output } => {
@@ -235,25 +237,14 @@ impl Verifier<'_> {
             Instr::ReplicaMean { input, output } => {
                 self.collective(&Op::ReplicaMean, *input, *output)
             }
-            Instr::SlicedDot { x, kernel, output, .. } => self.sliced_dot(*x, *kernel, *output),
-            Instr::AddSlices { input, bias, output, .. } => self.add_slices(*input, *bias, *output),
-            Instr::SlicedGradInput { dy, kernel, output, .. } => {
-                let (dy, w, dx) = (self.get(*dy)?, self.get(*kernel)?, self.get(*output)?);
-                self.typed(&Op::DotGradInput, &[dy, w], dx)?;
-                self.readable_by_device(dy)?;
-                expect(
-                    matches!(dx.location, Location::Device(_)),
-                    "its result is not in the device's block",
-                )?;
-                expect(w.contiguous(), "its kernel has gaps")?;
-                let overlap = self.overlap(dy, dx, self.device_rows)?;
-                expect(overlap == Overlap::Disjoint, "it reads the buffer it writes")
+            Instr::ReduceScatter { input, bias, output, .. } => {
+                self.reduce_scatter(*input, *bias, *output)
             }
-            Instr::SlicedGradient { param, x, dy } => {
+            Instr::ShardedGradKernel { param, x, dy } => {
                 let plan = self.p.update.as_ref();
                 let planned = plan.and_then(|p| p.gradients.iter().find(|g| g.param == *param));
-                let stored = planned.is_some_and(|g| g.sliced && g.operands.is_none());
-                expect(stored, "no gradient of its parameter is stored in slices")?;
+                let stored = planned.is_some_and(|g| g.sharded && g.operands.is_none());
+                expect(stored, "the gradient of its parameter is not sharded")?;
                 self.kernel_gradient(*param, *x, *dy)
             }
             Instr::Update => expect(self.p.update.is_some(), "there is no optimizer"),
@@ -346,6 +337,11 @@ impl Verifier<'_> {
         expect(self.overlap(x, y, 1)? == Overlap::Disjoint, "its operand and result overlap")
     }
 
+    /// Only devices of several workers shard kernels, so executors of one worker need not know how.
+    fn several_workers(&self) -> Check {
+        expect(self.p.options.mesh.workers > 1, "a single worker has nothing to share")
+    }
+
     /// The rows lie where all workers of the device can read them.
     fn readable_by_device(&self, v: &Value) -> Check {
         let readable = matches!(v.location, Location::Feed(_) | Location::Device(_));
@@ -363,15 +359,32 @@ impl Verifier<'_> {
         expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts exceed their block")
     }
 
-    fn sliced_dot(&self, x: ValueId, kernel: ValueId, output: ValueId) -> Check {
-        let (x, w, y) = (self.get(x)?, self.get(kernel)?, self.get(output)?);
-        self.typed(&Op::Dot(Default::default()), &[x, w], y)?;
+    /// A product of all rows of the device with this worker's rows of a dense kernel.
+    fn sharded_product(&self, op: &Op, inputs: &[ValueId], output: ValueId) -> Check {
+        self.several_workers()?;
+        let [x, w] = inputs else { return Err("it is not a product with a kernel".into()) };
+        let (x, w, y) = (self.get(*x)?, self.get(*w)?, self.get(output)?);
+        self.typed(op, &[x, w], y)?;
         self.readable_by_device(x)?;
-        expect(w.contiguous() && y.ty.dtype == DType::F32, "its kernel has gaps")?;
-        self.partial_product(y)
+        expect(w.contiguous(), "its kernel has gaps")?;
+        match op {
+            Op::Dot(epilogue) => {
+                expect(*epilogue == Epilogue::default(), "its parts are not sums of products")?;
+                expect(y.ty.dtype == DType::F32, "its parts are not floats")?;
+                self.partial_product(y)
+            }
+            Op::DotGradInput => {
+                let in_block = matches!(y.location, Location::Device(_));
+                expect(in_block, "its result is not in the device's block")?;
+                let overlap = self.overlap(x, y, self.device_rows)?;
+                expect(overlap == Overlap::Disjoint, "it reads the buffer it writes")
+            }
+            _ => Err("its op cannot be sharded".into()),
+        }
     }
 
-    fn add_slices(&self, input: ValueId, bias: Option<ValueId>, output: ValueId) -> Check {
+    fn reduce_scatter(&self, input: ValueId, bias: Option<ValueId>, output: ValueId) -> Check {
+        self.several_workers()?;
         let (x, y) = (self.get(input)?, self.get(output)?);
         self.writable(y)?;
         self.partial_product(x)?;
@@ -391,6 +404,7 @@ impl Verifier<'_> {
 
     /// The gradient of a dense kernel over all rows of the device.
     fn kernel_gradient(&self, param: ParamId, x: ValueId, dy: ValueId) -> Check {
+        self.several_workers()?;
         let (spec, x, dy) = (self.param(param)?, self.get(x)?, self.get(dy)?);
         self.readable_by_device(x)?;
         self.readable_by_device(dy)?;
@@ -406,8 +420,11 @@ impl Verifier<'_> {
                 let spec = self.param(g.param)?;
                 let granule = spec.dims.last().copied().unwrap_or(1).max(1);
                 expect(g.granule == granule, "it is split elsewhere than between rows")?;
-                expect(!g.sliced || spec.dims.len() == 2, "only matrices are sliced")?;
-                expect(g.operands.is_none() || g.sliced, "it is not computed in slices")?;
+                if g.sharded {
+                    self.several_workers()?;
+                    expect(spec.dims.len() == 2, "only matrices are sharded")?;
+                }
+                expect(g.operands.is_none() || g.sharded, "it is not sharded")?;
                 g.operands.map_or(Ok(()), |(x, dy)| self.kernel_gradient(g.param, x, dy))
             };
             let name = || format!("gradient of parameter {}", g.param.0);

@@ -8,7 +8,7 @@ use networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, Instr as TapeInstr, Unary};
 use phalanx_graph::passes::{fuse_elementwise, fuse_epilogues, optimize, simplify};
-use phalanx_graph::program::{Instr, Location, Policy};
+use phalanx_graph::program::{Instr, Location, Policy, SplitRules};
 use phalanx_graph::{
     ConvGeom, Fetch, Gradient, Graph, Mesh, NodeId, Op, Options, Padding, Program, Scope, Step,
     Type, Window,
@@ -17,6 +17,13 @@ use std::path::Path;
 
 const ONE: Mesh = Mesh::new(1, 1);
 const TWO: Mesh = Mesh::new(1, 2);
+
+/// Rules under which workers share work in every way.
+const RULES: SplitRules = SplitRules {
+    min_rows_per_worker: 1,
+    min_floats_saved_by_gradient: 1,
+    min_floats_saved_by_product: 4096,
+};
 
 fn rows(g: &mut Graph, dims: &[usize]) -> NodeId {
     let id = g.add_feed("x", Type::rows(dims));
@@ -38,7 +45,8 @@ fn fetching(g: Graph, nodes: &[NodeId]) -> Step {
 }
 
 fn compile(step: Step, mesh: Mesh, max_batch: usize) -> Program {
-    Program::compile(step, Options::new(mesh, max_batch)).expect("compiles")
+    let options = Options { split_rules: RULES, ..Options::new(mesh, max_batch) };
+    Program::compile(step, options).expect("compiles")
 }
 
 fn names(step: &Step) -> Vec<&'static str> {
@@ -465,7 +473,7 @@ fn the_loss_scale_is_read_before_the_update_and_fetched_after_it() {
     ] {
         let state = step.loss_scale.expect("scaled").state;
         for (mesh, policy) in [(TWO, Policy::Float32), (ONE, Policy::MixedFloat16)] {
-            let options = Options { policy, ..Options::new(mesh, 8) };
+            let options = Options { policy, split_rules: RULES, ..Options::new(mesh, 8) };
             let program = Program::compile(step.clone(), options).expect("compiles");
             let reads = |i: &Instr| match i {
                 Instr::Compute { inputs, .. } => {

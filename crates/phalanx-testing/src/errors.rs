@@ -5,6 +5,7 @@ use crate::harness::*;
 use crate::networks::{mlp, momentum};
 use crate::simulate::{Minibatch, Numbers, SEED};
 use phalanx_exec::{Batch, ExecError, FeedData, ProgramId};
+use phalanx_graph::Mesh;
 
 /// Runs one step of a small network after applying `change` to the feeds.
 fn attempt(
@@ -67,9 +68,12 @@ pub fn a_program_or_parameter_of_another_executor(lab: &dyn Lab) {
     let mut numbers = Numbers::new(0);
     let params = numbers.params(&step);
     let mut e = executor(lab, mesh, step.graph.params(), &params);
-    let other = compile(&step, lab.meshes()[0], 6);
-    let text = e.load(other).expect_err("is rejected").to_string();
-    assert_eq!(text, "program 'mlp' does not fit this executor: it was compiled for other devices");
+    for other in [lab.meshes()[0], Mesh::new(mesh.devices, mesh.workers + 1)] {
+        let text = e.load(compile(&step, other, 6)).expect_err("is rejected").to_string();
+        let expected =
+            "program 'mlp' does not fit this executor: it was compiled for other devices";
+        assert_eq!(text, expected);
+    }
     let wider = mlp(&[5, 3, 5], momentum(None), (0.0, 0.0));
     let text = e.load(compile(&wider, mesh, 6)).expect_err("is rejected").to_string();
     assert_eq!(

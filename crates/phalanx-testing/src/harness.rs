@@ -1,9 +1,11 @@
 //! Helpers that run a step on an executor and compare its results with f64.
 
 use crate::Lab;
+use phalanx_cpu::CpuBackend;
 use phalanx_cpu::reference::{Bindings, Context, Data, Value};
-use phalanx_exec::{Batch, Executor, FeedData};
-use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step};
+use phalanx_exec::{Backend, Batch, Executor, FeedData};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{Mesh, ParamId, ParamSpec, Program, Step};
 use std::sync::Arc;
 
 /// The elements of a feed, owned.
@@ -53,9 +55,10 @@ pub fn set_params(e: &mut dyn Executor, params: &[Value]) {
     }
 }
 
-/// Compiles for a mesh.
+/// Compiles for a mesh as CPU devices do. Programs for one worker per device suit every executor.
 pub fn compile(step: &Step, mesh: Mesh, max_batch: usize) -> Arc<Program> {
-    Program::compile(step.clone(), Options::new(mesh, max_batch)).expect("compiles").into()
+    let options = CpuBackend.options(mesh, Policy::Float32, max_batch);
+    Program::compile(step.clone(), options).expect("compiles").into()
 }
 
 /// The batch that corresponds to a reference evaluation, without an optimizer.

@@ -136,21 +136,21 @@ fn batches(step: &Step, rows: &[usize]) -> Vec<Minibatch> {
 pub fn mlp_with_partial_gradients(lab: &dyn Lab) {
     let step = mlp(&[6, 8, 7, 5], momentum(None), (0.0, 0.0));
     let program = compile(&step, Mesh::new(1, 2), 40).to_string();
-    assert!(!program.contains("gradient slice"), "{program}");
+    assert!(!program.contains("gradient shard"), "{program}");
     check(lab, &step, Scope::All, 40, &batches(&step, &[40, 37, 3]));
 }
 
-pub fn mlp_with_sliced_gradients(lab: &dyn Lab) {
+pub fn mlp_with_sharded_gradients(lab: &dyn Lab) {
     let step = mlp(&[37, 29, 33, 5], momentum(None), (1e-3, 1e-2));
     for mesh in [Mesh::new(1, 2), Mesh::new(2, 2)] {
         let program = compile(&step, mesh, 6).to_string();
-        assert!(program.contains("gradient slice of \"dense_0/kernel\""), "{program}");
-        assert!(program.contains("gradient slice of \"dense_1/kernel\""), "{program}");
+        assert!(program.contains("gradient shard of \"dense_0/kernel\""), "{program}");
+        assert!(program.contains("gradient shard of \"dense_1/kernel\""), "{program}");
     }
     check(lab, &step, Scope::All, 6, &batches(&step, &[6, 5, 1]));
 }
 
-pub fn kernels_in_slices(lab: &dyn Lab) {
+pub fn sharded_kernels(lab: &dyn Lab) {
     let layers = ["hidden", "left", "right", "mixed"];
     for (clip, max) in [(None, 6), (Some(Clip::GlobalNorm(0.1)), 7)] {
         let step = wide(momentum(clip), (1e-3, 1e-2));
@@ -158,11 +158,8 @@ pub fn kernels_in_slices(lab: &dyn Lab) {
             let program = compile(&step, mesh, max).to_string();
             for layer in layers {
                 let line = |op: &str| program.lines().any(|l| l.contains(op) && l.ends_with(layer));
-                assert!(line("slice of dot("), "{layer}: {program}");
-                assert!(
-                    line("slice of dot_grad_input(") || layer == "hidden",
-                    "{layer}: {program}"
-                );
+                assert!(line("sharded dot("), "{layer}: {program}");
+                assert!(line("sharded dot_grad_input(") || layer == "hidden", "{layer}: {program}");
             }
         }
         check(lab, &step, Scope::All, max, &batches(&step, &[max, 5, 1, 0, 3]));

@@ -37,8 +37,8 @@ fn inspecting_shows_layers_program_and_devices() {
         succeeds(dir.path(), &["bench", "mnist-mlp", "--steps", "2", "--json", "--profile"]);
     let line: serde_json::Value = serde_json::from_str(&bench).unwrap();
     let ops = line["profile"]["ops"].as_array().unwrap();
-    // With several threads, products with large kernels are sliced.
-    let dot = ops.iter().filter(|o| o["op"] == "dot" || o["op"] == "sliced_dot");
+    // With several threads, large dense kernels are sharded.
+    let dot = ops.iter().filter(|o| o["op"] == "dot" || o["op"] == "sharded_dot");
     let flops: f64 = dot.map(|o| o["flops"].as_f64().unwrap()).sum();
     assert_eq!(flops, 2.0 * 32.0 * (784 * 256 + 256 * 256 + 256 * 10) as f64);
     let fed = ["bench", "mnist-cnn", "--steps", "2", "--data", "glyphs", "--augment", "flip"];

@@ -377,7 +377,7 @@ pub(crate) fn bucket_send_points(program: &Program) -> Vec<Option<usize>> {
     };
     let finished = |g: &GradientPlan| {
         let last = program.instrs().iter().rposition(|i| writes(i, g.param));
-        last.filter(|_| !g.sliced)
+        last.filter(|_| !g.sharded)
     };
     let bucket = |range: &Range<usize>| {
         let all: Option<Vec<usize>> = plan.gradients[range.clone()].iter().map(finished).collect();

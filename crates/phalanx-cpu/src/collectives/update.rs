@@ -44,8 +44,8 @@ fn longest_piece(plan: &UpdatePlan) -> usize {
 pub(crate) fn update(ctx: &WorkerCtx<'_>) {
     let program = ctx.program();
     let Some(plan) = program.update() else { return };
-    if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sliced) {
-        // Slices of other devices must be complete before they are read.
+    if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sharded) {
+        // Shards of other devices must be complete before they are read.
         ctx.barrier(Scope::All);
     }
     if let Some(collectives) = ctx.run.collectives {
@@ -201,10 +201,10 @@ fn reduce_scatter(ctx: &WorkerCtx<'_>, g: &GradientPlan) {
 fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
     let mesh = ctx.run.mesh;
     let of_device = |device: usize| {
-        let sliced = g.sliced.then(|| ctx.memory_of_device(device).sliced.f32());
-        let workers = if g.sliced { 0 } else { mesh.workers };
+        let sharded = g.sharded.then(|| ctx.memory_of_device(device).sharded.f32());
+        let workers = if g.sharded { 0 } else { mesh.workers };
         let partial = move |worker| ctx.memory_of_worker(device, worker).gradients.f32();
-        sliced.into_iter().chain((0..workers).map(partial))
+        sharded.into_iter().chain((0..workers).map(partial))
     };
     // SAFETY: the sources are complete since the barrier before the update, and each holds the whole
     // flat layout.

@@ -50,10 +50,6 @@ pub(crate) fn scratch_bytes(
                     _ => 0,
                 }
             }
-            (Instr::SlicedDot { kernel, .. } | Instr::SlicedGradInput { kernel, .. }, _) => {
-                let dims = &program.value(*kernel).ty.dims;
-                dot::scratch_len(dims[0], dims[1])
-            }
             _ => 0,
         };
         floats = floats.max(need);

@@ -36,8 +36,8 @@ pub(crate) struct DeviceMemory {
     pub slots: Vec<Buffer>,
     /// Activations that the device's workers share.
     pub rows: Buffer,
-    /// Gradients of sharded dense layers, computed in slices over the device's rows.
-    pub sliced: Buffer,
+    /// Gradients of sharded dense layers, computed over the device's rows.
+    pub sharded: Buffer,
     /// This device's share of the reduce-scattered gradients, which the other devices read.
     pub scattered: Buffer,
     /// Reduced gradients, stored if the update first needs their norms or a check that they are finite.
@@ -53,7 +53,7 @@ impl DeviceMemory {
             params,
             slots: vec![],
             rows: Buffer::empty(),
-            sliced: Buffer::empty(),
+            sharded: Buffer::empty(),
             scattered: Buffer::empty(),
             reduced: Buffer::empty(),
             accumulated: Buffer::empty(),
@@ -135,10 +135,10 @@ impl ExecutorMemory {
             grow(heap, &mut w.gradients, gradients, "gradients")?;
             grow(heap, &mut w.norms, norms, "gradient norms")?;
         }
-        let DeviceBytes { rows, sliced, scattered, reduced, .. } = memory.device;
+        let DeviceBytes { rows, sharded, scattered, reduced, .. } = memory.device;
         for d in devices {
             grow(heap, &mut d.rows, rows, "activations")?;
-            grow(heap, &mut d.sliced, sliced, "gradients")?;
+            grow(heap, &mut d.sharded, sharded, "gradients")?;
             grow(heap, &mut d.scattered, scattered, "gradients")?;
             grow(heap, &mut d.reduced, reduced, "reduced gradients")?;
         }

@@ -31,7 +31,7 @@ pub(super) struct WorkerBytes {
 #[derive(Clone, Copy)]
 pub(super) struct DeviceBytes {
     pub rows: usize,
-    pub sliced: usize,
+    pub sharded: usize,
     pub scattered: usize,
     pub reduced: usize,
     pub slots: usize,
@@ -86,8 +86,8 @@ impl MemoryRequirements {
         let flat = flat_bytes(program);
         let plan = program.update();
         let flat_if = |needed: bool| if needed { flat } else { 0 };
-        let sliced =
-            plan.is_some_and(|p| p.gradients.iter().any(|g| g.sliced && g.operands.is_none()));
+        let sharded =
+            plan.is_some_and(|p| p.gradients.iter().any(|g| g.sharded && g.operands.is_none()));
         MemoryRequirements {
             worker: WorkerBytes {
                 arena: program.memory().arena,
@@ -99,7 +99,7 @@ impl MemoryRequirements {
             arenas: if program.split() == Split::Spatial { 1 } else { mesh.workers },
             device: DeviceBytes {
                 rows: program.memory().device,
-                sliced: flat_if(sliced),
+                sharded: flat_if(sharded),
                 scattered: flat_if(plan.is_some() && mesh.devices >= MIN_REDUCE_SCATTER_DEVICES),
                 reduced: flat_if(
                     plan.is_some_and(|p| p.rule.clip.is_some() || p.loss_scale.is_some()),
@@ -126,7 +126,7 @@ pub fn memory_plan(program: &Program, accumulates: bool) -> Vec<(&'static str, u
     let flat = flat_bytes(program);
     let rows = mesh.max_device_rows(program.options().max_batch);
     let input = |ty: &Type| ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 };
-    let gradients = worker.gradients * workers + device.sliced + device.scattered + device.reduced;
+    let gradients = worker.gradients * workers + device.sharded + device.scattered + device.reduced;
     let mut parts = vec![
         ("weights", flat),
         ("inputs", program.feeds().iter().map(|f| input(&f.ty)).sum()),

@@ -110,7 +110,6 @@ pub(crate) fn has_compute(instrs: &[Instr]) -> bool {
             op,
             Op::ConvGradKernel(_) | Op::ConvGradInput(_) | Op::DotGradInput | Op::DotGradKernel
         ),
-        Instr::SlicedGradInput { .. } => true,
         _ => false,
     })
 }
@@ -200,6 +199,9 @@ impl<'a> WorkerCtx<'a> {
 
     fn run_instr(&self, at: usize, instr: &Instr) {
         match instr {
+            Instr::Compute { op, inputs, output, sharded: true, .. } => {
+                sharded_dense::compute(self, op, inputs, *output);
+            }
             Instr::Compute { op, inputs, output, .. } => match self.program().split() {
                 Split::Rows => compute::compute(self, at, op, inputs, *output),
                 Split::Spatial => spatial_split::compute(self, at, op, inputs, *output),
@@ -217,17 +219,11 @@ impl<'a> WorkerCtx<'a> {
             Instr::ReplicaMean { input, output } => {
                 collectives::replica_mean(self, *input, *output)
             }
-            Instr::SlicedDot { x, kernel, output, .. } => {
-                sharded_dense::sliced_dot(self, *x, *kernel, *output)
+            Instr::ReduceScatter { input, bias, relu, output, .. } => {
+                sharded_dense::reduce_scatter(self, *input, *bias, *relu, *output);
             }
-            Instr::AddSlices { input, bias, relu, output, .. } => {
-                sharded_dense::add_slices(self, *input, *bias, *relu, *output);
-            }
-            Instr::SlicedGradInput { dy, kernel, output, .. } => {
-                sharded_dense::sliced_grad_input(self, *dy, *kernel, *output);
-            }
-            Instr::SlicedGradient { param, x, dy } => {
-                sharded_dense::sliced_gradient(self, *param, *x, *dy)
+            Instr::ShardedGradKernel { param, x, dy } => {
+                sharded_dense::grad_kernel(self, *param, *x, *dy)
             }
             Instr::Update => update::update(self),
             Instr::Assign { param, value } => copies::assign(self, *param, *value),

@@ -2,11 +2,11 @@
 //! rows of the kernel. See `lower/sharded_dense.rs` of the graph crate.
 
 use super::{MAX_WORKERS_PER_DEVICE, WorkerCtx};
-use crate::kernels::dot;
+use crate::kernels::dot as dot_kernels;
 use crate::kernels::layout::Dst;
 use crate::kernels::matrix::{Epilogue, MatrixMut, MatrixRef};
-use phalanx_graph::ParamId;
 use phalanx_graph::program::{ValueId, split_range};
+use phalanx_graph::{Op, ParamId};
 use std::ops::Range;
 
 /// This worker's rows of a kernel with `k` rows.
@@ -48,8 +48,17 @@ fn kernel_rows<'a>(ctx: &WorkerCtx<'a>, kernel: ValueId) -> (MatrixRef<'a>, Rang
     (MatrixRef::contiguous(weights, rows.len(), n), rows)
 }
 
-/// Multiplies all rows of the device by this worker's slice of a kernel.
-pub(super) fn sliced_dot(ctx: &WorkerCtx<'_>, x: ValueId, kernel: ValueId, y: ValueId) {
+/// Computes `y` from the operands `x`: a product with this worker's rows of a kernel.
+pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
+    match op {
+        Op::Dot(_) => dot(ctx, x[0], x[1], y),
+        Op::DotGradInput => grad_input(ctx, x[0], x[1], y),
+        _ => unreachable!("the verifier rejects a sharded {}", op.name()),
+    }
+}
+
+/// Multiplies all rows of the device by this worker's rows of a kernel.
+fn dot(ctx: &WorkerCtx<'_>, x: ValueId, kernel: ValueId, y: ValueId) {
     let (w, mine) = kernel_rows(ctx, kernel);
     let (m, n) = (device_pixels(ctx, x), w.cols());
     if m == 0 {
@@ -61,12 +70,12 @@ pub(super) fn sliced_dot(ctx: &WorkerCtx<'_>, x: ValueId, kernel: ValueId, y: Va
     unsafe {
         let input = device_matrix(ctx, x).columns(mine);
         let out = MatrixMut::from_raw(Dst { ptr: ctx.f32(y), ld: n }, m, n);
-        dot::forward(ctx.run.isa, input, w, Epilogue::NONE, out, ctx.scratch());
+        dot_kernels::forward(ctx.run.isa, input, w, Epilogue::NONE, out, ctx.scratch());
     }
 }
 
 /// Sums the parts of a product for this worker's rows.
-pub(super) fn add_slices(
+pub(super) fn reduce_scatter(
     ctx: &WorkerCtx<'_>,
     part: ValueId,
     bias: Option<ValueId>,
@@ -86,12 +95,12 @@ pub(super) fn add_slices(
     unsafe {
         let epilogue = Epilogue { bias: bias.map(|b| ctx.slice(b)), relu };
         let out = MatrixMut::from_raw(ctx.dst(y), ctx.pixels(y), ctx.value(y).ty.last());
-        dot::add_parts(ctx.run.isa, &parts[..workers], epilogue, out);
+        dot_kernels::add_parts(ctx.run.isa, &parts[..workers], epilogue, out);
     }
 }
 
-/// The columns of the input's gradient that belong to this worker's slice of the kernel.
-pub(super) fn sliced_grad_input(ctx: &WorkerCtx<'_>, dy: ValueId, kernel: ValueId, dx: ValueId) {
+/// The columns of the input's gradient that belong to this worker's rows of the kernel.
+fn grad_input(ctx: &WorkerCtx<'_>, dy: ValueId, kernel: ValueId, dx: ValueId) {
     let (w, mine) = kernel_rows(ctx, kernel);
     let m = device_pixels(ctx, dy);
     let out = ctx.address(ctx.value(dx), ctx.device, 0).cast::<f32>();
@@ -101,18 +110,18 @@ pub(super) fn sliced_grad_input(ctx: &WorkerCtx<'_>, dy: ValueId, kernel: ValueI
     unsafe {
         let dst = Dst { ptr: out.add(mine.start), ld: ctx.value(dx).ld };
         let out = MatrixMut::from_raw(dst, m, mine.len());
-        dot::grad_input(ctx.run.isa, device_matrix(ctx, dy), w, out, ctx.scratch());
+        dot_kernels::grad_input(ctx.run.isa, device_matrix(ctx, dy), w, out, ctx.scratch());
     }
 }
 
-/// This worker's slice of a dense kernel's gradient, written to memory that other devices read.
-pub(super) fn sliced_gradient(ctx: &WorkerCtx<'_>, param: ParamId, x: ValueId, dy: ValueId) {
+/// The gradient of this worker's rows of a dense kernel, written to memory that other devices read.
+pub(super) fn grad_kernel(ctx: &WorkerCtx<'_>, param: ParamId, x: ValueId, dy: ValueId) {
     let dims = &ctx.program().params()[param.index()].dims;
     let (mine, n) = (my_kernel_rows(ctx, dims[0]), dims[1]);
     let start = ctx.run.memory.layout.offsets[param.index()] + mine.start * n;
-    // SAFETY: only this worker writes this slice of the device's gradient.
+    // SAFETY: only this worker writes these rows of the device's gradient.
     let out = unsafe {
-        let at = ctx.device_memory().sliced.f32().add(start);
+        let at = ctx.device_memory().sharded.f32().add(start);
         std::slice::from_raw_parts_mut(at, mine.len() * n)
     };
     kernel_gradient_rows(ctx, x, dy, mine, out);
@@ -129,5 +138,5 @@ pub(crate) fn kernel_gradient_rows(
     // SAFETY: both are complete since the barrier before this, and not written again in this step.
     let (x, dy) = unsafe { (device_matrix(ctx, x), device_matrix(ctx, dy)) };
     let dw = MatrixMut::contiguous(out, mine.len(), dy.cols());
-    dot::grad_weight(ctx.run.isa, x.columns(mine), dy, dw);
+    dot_kernels::grad_weight(ctx.run.isa, x.columns(mine), dy, dw);
 }

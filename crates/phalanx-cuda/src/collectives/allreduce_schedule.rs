@@ -45,15 +45,10 @@ fn operand(instr: &Instr) -> Option<ValueId> {
 /// The instructions that write to a location.
 fn writers(program: &Program, place: Location) -> impl Iterator<Item = usize> {
     let each = program.instrs().iter().enumerate();
-    each.filter(move |(_, instr)| match instr {
-        Instr::Compute { output, .. }
-        | Instr::Copy { output, .. }
-        | Instr::AllReduce { output, .. }
-        | Instr::ReplicaMean { output, .. } => program.value(*output).location == place,
-        Instr::SlicedGradient { param, .. } => place == Location::Gradient(*param),
-        _ => false,
-    })
-    .map(|(at, _)| at)
+    let writes = move |instr: &Instr| {
+        instr.output().is_some_and(|output| program.value(output).location == place)
+    };
+    each.filter(move |(_, instr)| writes(instr)).map(|(at, _)| at)
 }
 
 /// Groups of collectives that are batched: the first, with all later ones whose operands are
@@ -84,10 +79,9 @@ fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
 fn completed_by(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> usize {
     let update = program.instrs().iter().position(|i| matches!(i, Instr::Update));
     let update = update.unwrap_or(program.instrs().len());
-    let made = plan.gradients[bucket.clone()].iter().map(|g| match g.operands {
-        Some(_) => update,
-        None => writers(program, Location::Gradient(g.param)).max().unwrap_or(update),
-    });
+    let made = plan.gradients[bucket.clone()]
+        .iter()
+        .map(|g| writers(program, Location::Gradient(g.param)).max().unwrap_or(update));
     made.max().unwrap_or(update)
 }
 

@@ -15,6 +15,9 @@ use std::sync::Arc;
 
 impl<M: GpuDevice> GpuExecutor<M> {
     /// Loads a program: reserves the memory that does not depend on the number of rows.
+    ///
+    /// A program must be compiled for this mesh, whose devices have one worker. The verifier ensures that
+    /// such a program shards no dense kernel, so the lowering does not know sharded instructions.
     pub(super) fn load_program(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError> {
         check_program(&program, self.mesh, &self.state.params)?;
         check_slots(&program, self.programs.iter().map(|p| &*p.program))?;

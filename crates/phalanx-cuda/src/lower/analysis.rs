@@ -142,40 +142,18 @@ pub(super) fn only_read_by(
 ) -> bool {
     let touches = |id: ValueId| may_overlap(program, value, id);
     for instr in &program.instrs()[at + 1..] {
-        let (reads, writes): (Vec<ValueId>, Option<ValueId>) = match instr {
-            Instr::Compute { op, inputs, output, .. } => {
-                let fine = |(i, x): (usize, &ValueId)| *x == value && allowed(op, i);
-                let wrong = inputs.iter().enumerate().any(|x| touches(*x.1) && !fine(x));
-                if wrong {
-                    return false;
-                }
-                (vec![], Some(*output))
-            }
-            Instr::Copy { input, output } => (vec![*input], Some(*output)),
-            Instr::AllReduce { input, output, .. } | Instr::ReplicaMean { input, output } => {
-                (vec![*input], Some(*output))
-            }
-            Instr::SlicedDot { x, kernel, output, .. } => (vec![*x, *kernel], Some(*output)),
-            Instr::AddSlices { input, bias, output, .. } => {
-                (bias.iter().chain([input]).copied().collect(), Some(*output))
-            }
-            Instr::SlicedGradInput { dy, kernel, output, .. } => {
-                (vec![*dy, *kernel], Some(*output))
-            }
-            Instr::SlicedGradient { x, dy, .. } => (vec![*x, *dy], None),
-            Instr::Assign { value, .. } | Instr::Fetch { value, .. } => (vec![*value], None),
-            Instr::Barrier(_) | Instr::Update => (vec![], None),
+        let may_read = |(i, x): (usize, &ValueId)| match instr {
+            Instr::Compute { op, .. } => *x == value && allowed(op, i),
+            _ => false,
         };
-        if reads.into_iter().any(touches) {
+        if instr.inputs().iter().enumerate().any(|x| touches(*x.1) && !may_read(x)) {
             return false;
         }
-        if writes.is_some_and(touches) {
+        if instr.output().is_some_and(touches) {
             return true;
         }
     }
-    let operands =
-        program.update().into_iter().flat_map(|u| &u.gradients).filter_map(|g| g.operands);
-    !operands.into_iter().any(|(x, dy)| touches(x) || touches(dy))
+    true
 }
 
 /// Whether a value is intact after the instructions from `from` (exclusive) to `until` (inclusive).
@@ -186,20 +164,12 @@ pub(super) fn survives(
     (from, until): (usize, usize),
     unwritten: impl Fn(ValueId) -> bool,
 ) -> bool {
-    program.instrs()[from + 1..=until].iter().all(|instr| match instr {
-        Instr::Compute { output, .. }
-        | Instr::Copy { output, .. }
-        | Instr::AllReduce { output, .. }
-        | Instr::SlicedDot { output, .. }
-        | Instr::AddSlices { output, .. }
-        | Instr::SlicedGradInput { output, .. }
-        | Instr::ReplicaMean { output, .. } => {
-            unwritten(*output) || !may_overlap(program, value, *output)
-        }
-        Instr::Barrier(_) | Instr::SlicedGradient { .. } | Instr::Fetch { .. } => true,
-        Instr::Update | Instr::Assign { .. } => {
+    program.instrs()[from + 1..=until].iter().all(|instr| match (instr, instr.output()) {
+        (_, Some(output)) => unwritten(output) || !may_overlap(program, value, output),
+        (Instr::Update | Instr::Assign { .. }, None) => {
             !matches!(program.value(value).location, Location::Param(_))
         }
+        (_, None) => true,
     })
 }
 

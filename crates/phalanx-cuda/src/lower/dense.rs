@@ -1,10 +1,9 @@
 //! Matrix products: dense layers and their gradients.
 
 use super::Lowering;
-use crate::launch::{Block, Elem, Ptr, Span};
+use crate::launch::{Elem, Ptr, Span};
 use crate::lowering_context::Operand;
 use crate::work_item::{Gemm, Matrix, Task, WorkItem};
-use phalanx_graph::ParamId;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::program::ValueId;
 
@@ -116,30 +115,6 @@ impl Lowering<'_> {
             bias: None,
             relu: false,
         })
-    }
-
-    /// A dense kernel's gradient, which CPU workers would compute in slices.
-    pub(super) fn dense_gradient(
-        &mut self,
-        replica: usize,
-        param: ParamId,
-        x: ValueId,
-        dy: ValueId,
-    ) {
-        let dims = &self.request.program.params()[param.index()].dims;
-        let (k, n) = (dims[0], dims[1]);
-        let local = self.request.replicas[replica].local;
-        let to = Ptr::new(local, Block::Gradients, self.request.layout.params[param.index()]);
-        let span = Span::whole(to, k * n * 4);
-        let (task, reads) = match self.request.replicas[replica].rows {
-            0 => (Task::Clear(span), vec![]),
-            _ => {
-                let reads = [x, dy].map(|id| self.operand(replica, id).span()).to_vec();
-                (self.dense_product(replica, x, dy, (to, k, n)), reads)
-            }
-        };
-        let label = format!("gradient of {}", self.request.program.params()[param.index()].name);
-        self.push(WorkItem { label, instr: self.at, tasks: vec![task], reads, writes: vec![span] });
     }
 }
 

@@ -146,7 +146,7 @@ impl Lowering<'_> {
     fn instr(&mut self, instr: &Instr) {
         self.enter(instr);
         match instr {
-            Instr::Compute { op, inputs, output, scope } => {
+            Instr::Compute { op, inputs, output, scope, .. } => {
                 for replica in self.replicas() {
                     self.compute(replica, op, inputs, *output, *scope);
                 }
@@ -159,13 +159,8 @@ impl Lowering<'_> {
             Instr::Barrier(_) => {}
             Instr::AllReduce { scope, input, output } => self.all_reduce(*scope, *input, *output),
             Instr::ReplicaMean { input, output } => self.replica_mean(*input, *output),
-            Instr::SlicedGradient { param, x, dy } => {
-                for replica in self.replicas() {
-                    self.dense_gradient(replica, *param, *x, *dy);
-                }
-            }
-            Instr::SlicedDot { .. } | Instr::AddSlices { .. } | Instr::SlicedGradInput { .. } => {
-                unreachable!("a GPU's replica has one worker: nothing is cut into slices")
+            Instr::ReduceScatter { .. } | Instr::ShardedGradKernel { .. } => {
+                unreachable!("`load` rejects programs of several workers per device")
             }
             Instr::Update => self.update(),
             Instr::Assign { param, value } => {
@@ -245,12 +240,6 @@ impl Lowering<'_> {
 
     fn update(&mut self) {
         let Some(plan) = self.request.program.update() else { return };
-        for g in &plan.gradients {
-            let Some((x, dy)) = g.operands else { continue };
-            for replica in self.replicas() {
-                self.dense_gradient(replica, g.param, x, dy);
-            }
-        }
         self.reduce_gradients();
         self.flush();
         let count = self.request.replicas.len();

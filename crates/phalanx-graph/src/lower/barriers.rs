@@ -92,13 +92,13 @@ impl<'a> Emitter<'a> {
     }
 
     /// Emits a product with a sharded kernel. Other workers read its operand and its result.
-    fn sliced_product(&mut self, id: NodeId) {
+    fn sharded_product(&mut self, id: NodeId) {
         let node = self.g.node(id);
         self.wait_for_rows(node.inputs[0]);
-        self.instrs.push(LinearInstr::SlicedProduct(id));
+        self.instrs.push(LinearInstr::Compute { id, sharded: true });
         self.barrier(Scope::Device);
         if let Op::Dot(_) = node.op {
-            self.instrs.push(LinearInstr::AddSlices(id));
+            self.instrs.push(LinearInstr::ReduceScatter(id));
         }
     }
 
@@ -109,7 +109,7 @@ impl<'a> Emitter<'a> {
         let is_view_of = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
         match node.op {
             Op::Feed { .. } | Op::Param { .. } => {}
-            _ if self.sharded.is_product(id) => self.sliced_product(id),
+            _ if self.sharded.is_product(id) => self.sharded_product(id),
             Op::AllReduce { scope } => {
                 self.wait_for(scope, self.done[node.inputs[0].index()]);
                 self.instrs.push(LinearInstr::AllReduce(id));
@@ -136,7 +136,7 @@ impl<'a> Emitter<'a> {
                 }
                 self.instrs.extend(copies);
             }
-            _ => self.instrs.push(LinearInstr::Compute(id)),
+            _ => self.instrs.push(LinearInstr::Compute { id, sharded: false }),
         }
         self.done[id.index()] = self.instrs.len();
     }

@@ -7,11 +7,13 @@ use crate::types::Scope;
 /// An instruction over graph nodes, before values are assigned to memory.
 #[derive(Clone, Debug)]
 pub(crate) enum LinearInstr {
-    Compute(NodeId),
-    /// This worker's slice of a product with a sharded kernel.
-    SlicedProduct(NodeId),
+    Compute {
+        id: NodeId,
+        /// Whether it is a product with this worker's rows of a dense kernel.
+        sharded: bool,
+    },
     /// Adds the partial products of all workers.
-    AddSlices(NodeId),
+    ReduceScatter(NodeId),
     /// Copies `from` into `to`.
     Copy {
         from: NodeId,
@@ -20,7 +22,7 @@ pub(crate) enum LinearInstr {
     Barrier(Scope),
     AllReduce(NodeId),
     ReplicaMean(NodeId),
-    SlicedGradient {
+    ShardedGradKernel {
         param: ParamId,
         x: NodeId,
         dy: NodeId,

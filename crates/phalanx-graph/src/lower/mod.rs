@@ -47,9 +47,14 @@ pub(crate) fn lower(step: &Step, options: Options) -> Result<Lowered> {
 /// Spatial splitting supports only steps without collectives, updates and assignments.
 fn choose_split(instrs: &[LinearInstr], options: Options) -> Split {
     let only_computes = |d: &LinearInstr| {
-        matches!(d, LinearInstr::Compute(_) | LinearInstr::Copy { .. } | LinearInstr::Fetch { .. })
+        matches!(
+            d,
+            LinearInstr::Compute { sharded: false, .. }
+                | LinearInstr::Copy { .. }
+                | LinearInstr::Fetch { .. }
+        )
     };
-    match Split::of(options.mesh, options.max_batch) {
+    match options.inference_split() {
         Split::Spatial if instrs.iter().all(only_computes) => Split::Spatial,
         _ => Split::Rows,
     }
@@ -126,15 +131,15 @@ fn reads_trained(step: &Step, views: &[View], instr: &LinearInstr) -> bool {
         _ => false,
     };
     match instr {
-        LinearInstr::Compute(id) | LinearInstr::SlicedProduct(id) | LinearInstr::AddSlices(id) => {
+        LinearInstr::Compute { id, .. } | LinearInstr::ReduceScatter(id) => {
             step.graph.node(*id).inputs.iter().any(trained)
         }
         LinearInstr::Copy { from, .. } => trained(from),
         LinearInstr::Fetch { node, .. } => trained(node),
-        // Collectives read shared blocks, sliced gradients read activations.
+        // Collectives read shared blocks, sharded gradients read activations.
         LinearInstr::AllReduce(_)
         | LinearInstr::ReplicaMean(_)
-        | LinearInstr::SlicedGradient { .. } => false,
+        | LinearInstr::ShardedGradKernel { .. } => false,
         LinearInstr::Barrier(_)
         | LinearInstr::Zero(_)
         | LinearInstr::Update
@@ -185,12 +190,12 @@ fn order(
     }
     if !sharded.gradients.is_empty() && g.ids().any(|id| deferred[id.index()] && g.ty(id).is_rows())
     {
-        // Sliced gradients read other workers' rows, which must be complete.
+        // Sharded gradients read other workers' rows, which must be complete.
         emitter.barrier(Scope::Device);
     }
     for (param, id) in &sharded.gradients {
         let inputs = &g.node(*id).inputs;
-        emitter.instrs.push(LinearInstr::SlicedGradient {
+        emitter.instrs.push(LinearInstr::ShardedGradKernel {
             param: *param,
             x: inputs[0],
             dy: inputs[1],

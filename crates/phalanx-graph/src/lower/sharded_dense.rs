@@ -1,9 +1,9 @@
-//! Sharding of dense kernels that are large relative to the batch. Each worker of a device owns a slice
+//! Sharding of dense kernels that are large relative to the batch. Each worker of a device owns a shard
 //! of such a kernel: some of its rows, which no other worker accesses.
 //!
-//! A worker multiplies all rows of the device by its slice. This gives a partial product, and the
-//! partial products are added. It also computes its slice of the kernel's gradient over all rows of the
-//! device, and the columns of the input's derivative that belong to its slice. Thus activations, which
+//! A worker multiplies all rows of the device by its shard. This gives a partial product, and the
+//! partial products are added. It also computes its shard of the kernel's gradient over all rows of the
+//! device, and the columns of the input's derivative that belong to its shard. Thus activations, which
 //! are small, move between workers, and weights do not.
 
 use super::linear::UseLists;
@@ -11,9 +11,6 @@ use crate::graph::{NodeId, ParamId};
 use crate::ops::Op;
 use crate::program::Options;
 use crate::step::Step;
-
-/// Minimum number of floats that sharding a product must save to pay for its two barriers.
-const MIN_SAVED_FLOATS: usize = 4096;
 
 /// The dense kernels and products that are sharded.
 pub(crate) struct ShardedDense {
@@ -52,6 +49,7 @@ pub(super) fn find_sharded_dense(
 ) -> ShardedDense {
     let g = &step.graph;
     let gradients = gradients(step, uses, options);
+    let min_saved = options.split_rules.min_floats_saved_by_product;
     let mut products = vec![false; g.nodes().len()];
     for id in g.ids().filter(|id| body(*id)) {
         let node = g.node(id);
@@ -59,24 +57,25 @@ pub(super) fn find_sharded_dense(
         let Op::Param { id: kernel } = g.node(node.inputs[1]).op else { continue };
         let gradient = gradients.iter().find(|(p, _)| *p == kernel);
         products[id.index()] =
-            gradient.is_some_and(|(_, n)| saved_floats(step, *n, options) >= MIN_SAVED_FLOATS);
+            gradient.is_some_and(|(_, n)| saved_floats(step, *n, options) >= min_saved);
     }
     ShardedDense { gradients, products }
 }
 
-/// Gradients of dense kernels that are cheaper to compute in slices than to reduce from full partial
+/// Gradients of dense kernels that are cheaper to compute in shards than to reduce from full partial
 /// sums.
 fn gradients(step: &Step, uses: &UseLists, options: Options) -> Vec<(ParamId, NodeId)> {
-    // A slice sums over a device's rows, and these depend on the number of devices.
+    // A shard sums over a device's rows, and these depend on the number of devices.
     if options.mesh.workers < 2 || options.mesh.fixed {
         return vec![];
     }
+    let min_saved = options.split_rules.min_floats_saved_by_gradient;
     let all = step.gradients.iter().filter_map(|grad| Some((grad.param, grad.node?)));
     all.filter(|(_, id)| {
         step.graph.node(*id).op == Op::DotGradKernel
             && uses.roots[id.index()] == 1
             && uses.nodes[id.index()].is_empty()
-            && saved_floats(step, *id, options) > 0
+            && saved_floats(step, *id, options) >= min_saved
     })
     .collect()
 }

@@ -24,7 +24,7 @@ pub(super) fn update_plan(
             let dims = &step.graph.params()[g.param.index()].dims;
             let plan = GradientPlan {
                 param: g.param,
-                sliced: g.node.is_some_and(|n| lowered.sharded.is_gradient(n)),
+                sharded: g.node.is_some_and(|n| lowered.sharded.is_gradient(n)),
                 operands: operands.get(&g.param).copied(),
                 granule: dims.last().copied().unwrap_or(1).max(1),
                 l1: g.l1,

@@ -32,9 +32,8 @@ impl Planner<'_> {
     pub(super) fn compute_live_ranges(&mut self) {
         for (at, instr) in self.lowered.instrs.iter().enumerate() {
             match instr {
-                LinearInstr::Compute(id)
-                | LinearInstr::SlicedProduct(id)
-                | LinearInstr::AddSlices(id)
+                LinearInstr::Compute { id, .. }
+                | LinearInstr::ReduceScatter(id)
                 | LinearInstr::AllReduce(id)
                 | LinearInstr::ReplicaMean(id) => {
                     let inputs = self.step.graph.node(*id).inputs.clone();
@@ -48,7 +47,7 @@ impl Planner<'_> {
                         Target::Gradient(_) => {}
                     }
                 }
-                LinearInstr::SlicedGradient { x, dy, .. } => {
+                LinearInstr::ShardedGradKernel { x, dy, .. } => {
                     self.touch(*x, at);
                     self.touch(*dy, at);
                 }
@@ -63,7 +62,7 @@ impl Planner<'_> {
     /// Lets an elementwise result reuse the buffer of an operand that it is the last reader of.
     pub(super) fn reuse_in_place(&mut self) {
         for (at, instr) in self.lowered.instrs.iter().enumerate() {
-            let LinearInstr::Compute(id) = instr else { continue };
+            let LinearInstr::Compute { id, .. } = instr else { continue };
             let node = self.step.graph.node(*id);
             let in_arena =
                 self.root(*id) == *id && self.lowered.kinds[id.index()] == BufferKind::Arena;

@@ -38,8 +38,8 @@ pub(crate) fn plan_memory(step: Step, lowered: Lowered, options: Options) -> Res
     let mut instrs = Vec::with_capacity(lowered.instrs.len());
     for instr in &lowered.instrs {
         match instr {
-            // With a single device the update itself computes the slices: no other device reads them.
-            LinearInstr::SlicedGradient { param, x, dy } if options.mesh.devices == 1 => {
+            // With a single device the update itself computes the parts: no other device reads them.
+            LinearInstr::ShardedGradKernel { param, x, dy } if options.mesh.devices == 1 => {
                 operands.insert(*param, (w.value(*x), w.value(*dy)));
             }
             _ => instrs.push(w.instr(instr)?),

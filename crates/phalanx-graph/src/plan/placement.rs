@@ -52,7 +52,7 @@ impl Planner<'_> {
     pub(super) fn partial_products(&self, memory: &mut Memory) -> HashMap<NodeId, usize> {
         let mut offsets = HashMap::new();
         for instr in &self.lowered.instrs {
-            let LinearInstr::AddSlices(id) = instr else { continue };
+            let LinearInstr::ReduceScatter(id) = instr else { continue };
             let bytes = self.bytes_of(self.step.graph.ty(*id), self.device_rows);
             offsets.insert(*id, allocate(&mut memory.shared, bytes));
         }
@@ -91,9 +91,7 @@ impl Planner<'_> {
             }
         }
         for instr in &self.lowered.instrs {
-            let (LinearInstr::Compute(id) | LinearInstr::SlicedProduct(id)) = instr else {
-                continue;
-            };
+            let LinearInstr::Compute { id, .. } = instr else { continue };
             let node = self.step.graph.node(*id);
             let buffer = |x: NodeId| self.buffer[self.root(x).index()];
             if needs_own_buffer(&node.op) && node.inputs.iter().any(|x| buffer(*x) == buffer(*id)) {

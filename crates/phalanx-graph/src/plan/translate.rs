@@ -4,7 +4,7 @@ use super::Planner;
 use crate::error::{GraphError, Result};
 use crate::graph::{NodeId, ParamId};
 use crate::lower::{BufferKind, LinearInstr, Target};
-use crate::ops::Op;
+use crate::ops::{Epilogue, Op};
 use crate::program::{Instr, Location, Value, ValueId};
 use crate::types::{DType, Space, Type};
 use std::collections::HashMap;
@@ -85,27 +85,34 @@ impl<'a, 'b> Writer<'a, 'b> {
         }
         let inputs = node.inputs.iter().map(|x| self.value(*x)).collect();
         let output = self.value(id);
-        Ok(Instr::Compute { op: node.op.clone(), inputs, output, scope: node.scope })
+        Ok(Instr::Compute {
+            op: node.op.clone(),
+            inputs,
+            output,
+            scope: node.scope,
+            sharded: false,
+        })
     }
 
-    fn sliced_product(&mut self, id: NodeId) -> Instr {
+    fn sharded_product(&mut self, id: NodeId) -> Instr {
         let node = self.p.step.graph.node(id);
-        let (x, kernel) = (self.value(node.inputs[0]), self.value(node.inputs[1]));
-        let scope = node.scope;
-        match node.op {
-            Op::Dot(_) => Instr::SlicedDot { x, kernel, output: self.partial_product(id), scope },
-            _ => Instr::SlicedGradInput { dy: x, kernel, output: self.value(id), scope },
-        }
+        let inputs = node.inputs[..2].iter().map(|x| self.value(*x)).collect();
+        let (op, output) = match node.op {
+            // The epilogue follows the sum over the workers.
+            Op::Dot(_) => (Op::Dot(Epilogue::default()), self.partial_product(id)),
+            _ => (node.op.clone(), self.value(id)),
+        };
+        Instr::Compute { op, inputs, output, scope: node.scope, sharded: true }
     }
 
-    fn add_slices(&mut self, id: NodeId) -> Result<Instr> {
+    fn reduce_scatter(&mut self, id: NodeId) -> Result<Instr> {
         let node = self.p.step.graph.node(id);
         let Op::Dot(epilogue) = node.op else {
             return Err(GraphError::internal("plan", "dot expected"));
         };
         let bias = node.inputs.get(2).map(|b| self.value(*b));
         let (input, output) = (self.partial_product(id), self.value(id));
-        Ok(Instr::AddSlices { input, bias, relu: epilogue.relu, output, scope: node.scope })
+        Ok(Instr::ReduceScatter { input, bias, relu: epilogue.relu, output, scope: node.scope })
     }
 
     fn copy(&mut self, from: NodeId, to: Target) -> Instr {
@@ -128,15 +135,15 @@ impl<'a, 'b> Writer<'a, 'b> {
     pub fn instr(&mut self, instr: &LinearInstr) -> Result<Instr> {
         let g = &self.p.step.graph;
         Ok(match instr {
-            LinearInstr::Compute(id) => self.compute(*id)?,
-            LinearInstr::SlicedProduct(id) => self.sliced_product(*id),
-            LinearInstr::AddSlices(id) => self.add_slices(*id)?,
+            LinearInstr::Compute { id, sharded: false } => self.compute(*id)?,
+            LinearInstr::Compute { id, sharded: true } => self.sharded_product(*id),
+            LinearInstr::ReduceScatter(id) => self.reduce_scatter(*id)?,
             LinearInstr::Copy { from, to } => self.copy(*from, *to),
             LinearInstr::Zero(p) => {
                 let output = self.gradient(*p);
                 let dims = g.params()[p.index()].dims.clone();
                 let op = Op::Const { bits: 0f64.to_bits(), dims };
-                Instr::Compute { op, inputs: vec![], output, scope: 0 }
+                Instr::Compute { op, inputs: vec![], output, scope: 0, sharded: false }
             }
             LinearInstr::Barrier(scope) => Instr::Barrier(*scope),
             LinearInstr::AllReduce(id) => {
@@ -150,8 +157,8 @@ impl<'a, 'b> Writer<'a, 'b> {
                 let input = self.value(g.node(*id).inputs[0]);
                 Instr::ReplicaMean { input, output: self.value(*id) }
             }
-            LinearInstr::SlicedGradient { param, x, dy } => {
-                Instr::SlicedGradient { param: *param, x: self.value(*x), dy: self.value(*dy) }
+            LinearInstr::ShardedGradKernel { param, x, dy } => {
+                Instr::ShardedGradKernel { param: *param, x: self.value(*x), dy: self.value(*dy) }
             }
             LinearInstr::Update => Instr::Update,
             LinearInstr::Assign { param, node } => {

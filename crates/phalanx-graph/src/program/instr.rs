@@ -18,6 +18,10 @@ pub enum Instr {
         output: ValueId,
         /// The layer, for profiles and messages; index into the program's scopes.
         scope: u32,
+        /// Whether each worker computes for all rows of the device, with its own rows of a dense
+        /// kernel. `dot` gives a partial product for [`ReduceScatter`](Instr::ReduceScatter), and
+        /// `dot_grad_input` the columns that belong to these rows of the kernel.
+        sharded: bool,
     },
     /// Copies pixel by pixel between values of different strides.
     Copy {
@@ -44,21 +48,10 @@ pub enum Instr {
         /// The mean.
         output: ValueId,
     },
-    /// Multiplies all rows of the device by this worker's slice of a dense kernel, which gives a
-    /// partial product for [`AddSlices`](Instr::AddSlices).
-    SlicedDot {
-        /// The layer's input.
-        x: ValueId,
-        /// The kernel.
-        kernel: ValueId,
-        /// The partial product: a shared value with all rows of the device.
-        output: ValueId,
-        /// The layer.
-        scope: u32,
-    },
-    /// Adds the partial products of the device's workers; each worker computes its own rows.
-    AddSlices {
-        /// A partial product of [`SlicedDot`](Instr::SlicedDot).
+    /// Adds the partial products of the device's workers; each worker gets its own rows of the sum.
+    /// Not an op, because its operand has the rows of the device and its result those of a worker.
+    ReduceScatter {
+        /// The result of a sharded `dot`: a shared value with all rows of the device.
         input: ValueId,
         /// The bias, if any.
         bias: Option<ValueId>,
@@ -69,21 +62,11 @@ pub enum Instr {
         /// The layer.
         scope: u32,
     },
-    /// Computes the columns of a dense layer's input derivative that belong to this worker's slice of
-    /// the kernel, for all rows of the device.
-    SlicedGradInput {
-        /// The derivative of the layer's output.
-        dy: ValueId,
-        /// The kernel.
-        kernel: ValueId,
-        /// The derivative of its input, in the device's block.
-        output: ValueId,
-        /// The layer.
-        scope: u32,
-    },
-    /// Computes this worker's slice of a dense kernel's gradient over all rows of its device, for other
-    /// devices to read. Used where it is cheaper than reducing full partial gradients.
-    SlicedGradient {
+    /// Computes the gradient of this worker's rows of a dense kernel over all rows of its device, for
+    /// other devices to read. Used where it is cheaper than reducing full partial gradients. Not a
+    /// `Compute`, because no value describes its result: the gradient of a value is a worker's own
+    /// partial sum, while this is the device's sum, of which each worker writes a part.
+    ShardedGradKernel {
         /// The kernel.
         param: ParamId,
         /// The layer's input.
@@ -107,4 +90,37 @@ pub enum Instr {
         /// The value.
         value: ValueId,
     },
+}
+
+impl Instr {
+    /// The values that it reads, in the order of its operands. Gradients that an update reads are in
+    /// its plan.
+    pub fn inputs(&self) -> Vec<ValueId> {
+        match self {
+            Instr::Compute { inputs, .. } => inputs.clone(),
+            Instr::Copy { input, .. }
+            | Instr::AllReduce { input, .. }
+            | Instr::ReplicaMean { input, .. } => vec![*input],
+            Instr::ReduceScatter { input, bias, .. } => [*input].into_iter().chain(*bias).collect(),
+            Instr::ShardedGradKernel { x, dy, .. } => vec![*x, *dy],
+            Instr::Assign { value, .. } | Instr::Fetch { value, .. } => vec![*value],
+            Instr::Barrier(_) | Instr::Update => vec![],
+        }
+    }
+
+    /// The value that it writes, if any.
+    pub fn output(&self) -> Option<ValueId> {
+        match self {
+            Instr::Compute { output, .. }
+            | Instr::Copy { output, .. }
+            | Instr::AllReduce { output, .. }
+            | Instr::ReplicaMean { output, .. }
+            | Instr::ReduceScatter { output, .. } => Some(*output),
+            Instr::Barrier(_)
+            | Instr::ShardedGradKernel { .. }
+            | Instr::Update
+            | Instr::Assign { .. }
+            | Instr::Fetch { .. } => None,
+        }
+    }
 }

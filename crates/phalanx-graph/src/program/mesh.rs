@@ -84,21 +84,3 @@ pub fn split_range(range: Range<usize>, n: usize, i: usize) -> Range<usize> {
     let begin = start + i * each + i.min(extra);
     begin..begin + each + usize::from(i < extra)
 }
-
-/// How the work of a device is split among its workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// Each worker has its own rows of the batch and its own memory.
-    Rows,
-    /// All workers share one memory and process all rows of the device, each its own lines of every
-    /// value (the first axis after the rows), with a barrier after every instruction.
-    Spatial,
-}
-
-impl Split {
-    /// Spatial splitting pays off if a device has fewer rows than workers.
-    pub fn of(mesh: Mesh, rows: usize) -> Split {
-        let fewer_rows = rows.div_ceil(mesh.devices.max(1)) < mesh.workers;
-        if fewer_rows { Split::Spatial } else { Split::Rows }
-    }
-}

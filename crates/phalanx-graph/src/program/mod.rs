@@ -4,11 +4,13 @@ mod instr;
 mod location;
 mod mesh;
 mod print;
+mod split;
 mod update;
 
 pub use instr::Instr;
 pub use location::{Location, Memory, Value, ValueId};
-pub use mesh::{Mesh, SHARDS, Split, split_range};
+pub use mesh::{Mesh, SHARDS, split_range};
+pub use split::{Split, SplitRules};
 pub use update::{GradientPlan, UpdatePlan};
 
 use crate::error::Result;
@@ -53,12 +55,20 @@ pub struct Options {
     /// Number of instructions for which the memory of a dead value is not reused: an executor that
     /// runs instructions concurrently need not wait for the last readers.
     pub reuse_delay: usize,
+    /// When workers share work in another way than by rows.
+    pub split_rules: SplitRules,
 }
 
 impl Options {
-    /// Options with 32-bit floats throughout.
+    /// Options with 32-bit floats throughout, for workers that only share rows.
     pub fn new(mesh: Mesh, max_batch: usize) -> Options {
-        Options { mesh, max_batch, policy: Policy::Float32, reuse_delay: 0 }
+        let (policy, split_rules) = (Policy::Float32, SplitRules::NONE);
+        Options { mesh, max_batch, policy, reuse_delay: 0, split_rules }
+    }
+
+    /// The split of a step that only computes.
+    pub fn inference_split(&self) -> Split {
+        self.split_rules.split(self.mesh, self.max_batch)
     }
 }
 

@@ -45,22 +45,15 @@ impl Printer<'_> {
         let at = |id: &ValueId| self.location_text(*id);
         let param = |id: &ParamId| shown(&self.0.params[id.index()].name);
         match instr {
-            Instr::Compute { op, inputs, output, scope } => {
+            Instr::Compute { op, inputs, output, scope, sharded } => {
                 let args: Vec<String> = inputs.iter().map(at).collect();
-                self.computation(f, &op.to_string(), &args.join(", "), (*output, *scope))
+                let op = format!("{}{op}", if *sharded { "sharded " } else { "" });
+                self.computation(f, &op, &args.join(", "), (*output, *scope))
             }
-            Instr::SlicedDot { x, kernel, output, scope } => {
-                let args = format!("{}, {}", at(x), at(kernel));
-                self.computation(f, "slice of dot", &args, (*output, *scope))
-            }
-            Instr::AddSlices { input, bias, relu, output, scope } => {
+            Instr::ReduceScatter { input, bias, relu, output, scope } => {
                 let args = bias.iter().fold(at(input), |text, b| text + ", " + &at(b));
                 let epilogue = Epilogue { bias: bias.is_some(), relu: *relu };
-                self.computation(f, &format!("add slices{epilogue}"), &args, (*output, *scope))
-            }
-            Instr::SlicedGradInput { dy, kernel, output, scope } => {
-                let args = format!("{}, {}", at(dy), at(kernel));
-                self.computation(f, "slice of dot_grad_input", &args, (*output, *scope))
+                self.computation(f, &format!("reduce_scatter{epilogue}"), &args, (*output, *scope))
             }
             Instr::Copy { input, output } => writeln!(f, "  {} = copy({})", at(output), at(input)),
             Instr::Barrier(scope) => writeln!(f, "  barrier {scope}"),
@@ -70,8 +63,8 @@ impl Printer<'_> {
             Instr::ReplicaMean { input, output } => {
                 writeln!(f, "  {} = replica_mean({})", at(output), at(input))
             }
-            Instr::SlicedGradient { param: p, x, dy } => {
-                writeln!(f, "  gradient slice of \"{}\" from {}, {}", param(p), at(x), at(dy))
+            Instr::ShardedGradKernel { param: p, x, dy } => {
+                writeln!(f, "  gradient shard of \"{}\" from {}, {}", param(p), at(x), at(dy))
             }
             Instr::Update => self.update(f),
             Instr::Assign { param: p, value } => {
@@ -124,7 +117,7 @@ impl Printer<'_> {
             let Some((x, dy)) = g.operands else { continue };
             let name = shown(&self.0.params[g.param.index()].name);
             let (x, dy) = (self.location_text(x), self.location_text(dy));
-            writeln!(f, "  gradient slice of \"{name}\" from {x}, {dy}")?;
+            writeln!(f, "  gradient shard of \"{name}\" from {x}, {dy}")?;
         }
         for (i, bucket) in update.buckets.iter().enumerate() {
             let gradients = &update.gradients[bucket.clone()];
@@ -133,7 +126,7 @@ impl Printer<'_> {
                 .iter()
                 .map(|g| {
                     let name = shown(&self.0.params[g.param.index()].name);
-                    format!("\"{name}\"{}", if g.sliced { " sliced" } else { "" })
+                    format!("\"{name}\"{}", if g.sharded { " sharded" } else { "" })
                 })
                 .collect();
             writeln!(f, "  reduce bucket {i} ({count} elements): {}", names.join(", "))?;

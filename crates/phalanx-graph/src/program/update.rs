@@ -11,10 +11,10 @@ use std::ops::Range;
 pub struct GradientPlan {
     /// The parameter.
     pub param: ParamId,
-    /// Whether each worker holds a slice of the device's sum, instead of a partial sum of the gradient.
-    pub sliced: bool,
+    /// Whether each worker holds a part of the device's sum, instead of a partial sum of the gradient.
+    pub sharded: bool,
     /// The layer's input and the derivative of its output, if the update computes each piece of a
-    /// sliced gradient right before applying it.
+    /// sharded gradient right before applying it.
     pub operands: Option<(ValueId, ValueId)>,
     /// Number of elements that must not be separated when the gradient is split among workers.
     pub granule: usize,

@@ -4,7 +4,7 @@
 use super::*;
 use crate::geometry::{ConvGeom, Padding, Window};
 use crate::graph::{FeedId, Graph, NodeId};
-use crate::ops::{Epilogue, Instr as TapeStep, PoolKind, Tape, Unary};
+use crate::ops::{Instr as TapeStep, PoolKind, Tape, Unary};
 use crate::program::{Mesh, Options};
 use crate::step::{Fetch, Gradient, Step};
 use crate::types::{Scope, Space};
@@ -133,6 +133,11 @@ fn instructions_that_do_not_match_their_values_are_rejected() {
         let Instr::Compute { scope, .. } = &mut p.instrs[at] else { unreachable!() };
         *scope = 9;
     });
+    rejected("a kernel that one worker shares with itself", |p| {
+        let at = compute(p);
+        let Instr::Compute { sharded, .. } = &mut p.instrs[at] else { unreachable!() };
+        *sharded = true;
+    });
     rejected("a missing fetch", |p| p.fetches.truncate(1));
     rejected("a fetch of fewer elements", |p| p.fetches[0].ty.dims = vec![2]);
     rejected("a mirrored fetch of rows", |p| p.fetches[0].ty.space = Space::Mirrored);
@@ -187,6 +192,9 @@ fn an_update_that_does_not_match_its_gradients_is_rejected() {
     rejected("a bucket too few", |p| plan(p, |u| u.buckets.clear()));
     rejected("operands of another gradient", |p| {
         plan(p, |u| u.gradients[0].operands = Some((ValueId(0), ValueId(0))));
+    });
+    rejected("a gradient that one worker shares with itself", |p| {
+        plan(p, |u| u.gradients[0].sharded = true);
     });
     rejected("a slot too few", |p| plan(p, |u| u.rule.slots.clear()));
     rejected("a scalar too many", |p| plan(p, |u| u.rule.scalars = usize::MAX));

@@ -4,11 +4,12 @@
 use crate::common::{Fixture, RUNNERS, assert_close, feed_data, run_on};
 use phalanx::layer::{LayerHandle, Lowering};
 use phalanx::prelude::*;
-use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_exec::{Batch, Executor};
+use phalanx_cpu::{CpuBackend, CpuExecutor, CpuOptions};
+use phalanx_exec::{Backend, Batch, Executor};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{FillMode, SampleGeom};
-use phalanx_graph::{Fetch, Graph, Op, Options, ParamId, Program, Step, Type};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{Fetch, Graph, Op, ParamId, Program, Step, Type};
 
 /// Keras computes coordinates in f32: fifty pixels out, they are off by fifty times 1e-7.
 const SAMPLING_TOLERANCE: f64 = 5e-5;
@@ -88,7 +89,8 @@ fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     let options = CpuOptions { devices: at.devices, workers: at.workers, fixed: false, isa: None };
     let mut cpu = CpuExecutor::new(options, step.graph.params()).unwrap();
     let rows = images.rows();
-    let program = Program::compile(step, Options::new(cpu.mesh(), rows)).unwrap();
+    let options = CpuBackend.options(cpu.mesh(), Policy::Float32, rows);
+    let program = Program::compile(step, options).unwrap();
     let id = cpu.load(program.into()).unwrap();
     for (param, values) in &low.constants {
         cpu.set_param(ParamId(param.index() as u32), values).unwrap();

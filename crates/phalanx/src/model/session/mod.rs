@@ -245,7 +245,7 @@ impl Session {
     /// Loads the program of a step for batches of this size, unless one that serves them is loaded.
     pub(crate) fn ensure_loaded(&mut self, kind: StepKind, batch: usize) -> Result<ProgramId> {
         // A device with few rows predicts in another way than one with many.
-        let few_rows = Split::of(self.mesh(), batch) == Split::Spatial;
+        let few_rows = self.options(batch).inference_split() == Split::Spatial;
         if let Some(id) = self.loaded.get(kind, few_rows, batch) {
             return Ok(id);
         }

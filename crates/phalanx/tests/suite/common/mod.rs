@@ -4,11 +4,10 @@ pub mod trainer;
 
 use phalanx_cpu::reference::{self, Bindings, Context, Value as RefValue};
 use phalanx_cpu::simd::Isa;
-use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_exec::{Batch, Executor, FeedData};
-use phalanx_graph::{
-    Data, Fetch, Graph, NodeId, Op, Options, ParamId, Program, Scope, Space, Step, Tensor,
-};
+use phalanx_cpu::{CpuBackend, CpuExecutor, CpuOptions};
+use phalanx_exec::{Backend, Batch, Executor, FeedData};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{Data, Fetch, Graph, NodeId, Op, ParamId, Program, Scope, Space, Step, Tensor};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -161,7 +160,7 @@ fn run_cpu(
         };
         step.fetches.push(Fetch { name: "output".into(), node });
     }
-    let options = Options::new(cpu.mesh(), rows);
+    let options = CpuBackend.options(cpu.mesh(), Policy::Float32, rows);
     let id =
         cpu.load(Program::compile(step, options).expect("a program").into()).expect("it loads");
     for (i, param) in params.iter().enumerate() {
