@@ -2,33 +2,44 @@
 
 use crate::args::DeviceArgs;
 use anyhow::Result;
+use phalanx::ProcessGroup;
 use phalanx::prelude::*;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
+use std::sync::Arc;
 
 /// The state of a run of the command.
 #[derive(Default)]
 pub struct RunContext {
-    strategy: OnceCell<MultiWorkerMirroredStrategy>,
+    /// The other workers, once this one has joined them.
+    group: OnceCell<Arc<dyn ProcessGroup>>,
+    aborted: Cell<bool>,
 }
 
 impl RunContext {
     /// The strategy over all workers, if a launcher started several.
     pub fn worker_strategy(&self, args: &DeviceArgs) -> Result<MultiWorkerMirroredStrategy> {
-        let strategy = args.worker_strategy()?;
-        Ok(self.strategy.get_or_init(|| strategy).clone())
+        let (local, peers) = args.connect()?;
+        let Some(peers) = peers else { return Ok(local.into()) };
+        // Kept first: if the workers do not agree, all must end.
+        let peers = self.group.get_or_init(|| peers).clone();
+        Ok(MultiWorkerMirroredStrategy::with_peers(local, peers)?)
     }
 
-    /// Terminates the other workers, because this one cannot continue.
-    pub fn abort(&mut self, code: u8) {
-        if let Some(strategy) = self.strategy.take() {
-            strategy.abort(code);
+    /// Ends the job, because this worker cannot continue.
+    pub fn abort(&self, code: u8) {
+        self.aborted.set(true);
+        if let Some(group) = self.group.get() {
+            group.abort(code);
         }
     }
 
-    /// Disconnects from the other workers once all are ready.
-    pub fn shutdown(&self) {
-        if let Some(Err(error)) = self.strategy.get().map(|strategy| strategy.shutdown()) {
+    /// Disconnects from the other workers once all are ready. The process ends next, so nothing else is freed.
+    pub fn end(self) {
+        if let Some(group) = self.group.get().filter(|_| !self.aborted.get())
+            && let Err(error) = group.shutdown()
+        {
             tracing::warn!("at the end: {error}");
         }
+        std::mem::forget(self);
     }
 }

@@ -6,6 +6,8 @@ use clap::ValueEnum;
 use phalanx::launch::worker_name;
 use phalanx::prelude::*;
 use phalanx::strategy::Backend;
+use phalanx::{ProcessGroup, workers};
+use std::sync::Arc;
 use std::time::Duration;
 
 impl DeviceArgs {
@@ -72,15 +74,15 @@ impl PrecisionArg {
 }
 
 impl DeviceArgs {
-    /// The strategy over all workers, if a launcher started several.
-    pub fn worker_strategy(&self) -> Result<MultiWorkerMirroredStrategy> {
+    /// The devices of this worker, and the other workers if a launcher started several.
+    pub fn connect(&self) -> Result<(MirroredStrategy, Option<Arc<dyn ProcessGroup>>)> {
         let timeout = Duration::from_secs(self.collective_timeout);
         let strategy = self.strategy()?;
         self.precision.warn_if_ignored(&**strategy.backend());
         if strategy.backend().traits().on_host {
             warn_if_oversubscribed(strategy.num_replicas_in_sync(), phalanx::usable_cores());
         }
-        Ok(MultiWorkerMirroredStrategy::with_timeout(strategy, timeout)?)
+        Ok(workers::connect(strategy, timeout)?)
     }
 }
 

@@ -53,18 +53,18 @@ const EXIT_OUTPUT_CLOSED: u8 = 128 + 13;
 
 fn main() -> ExitCode {
     warnings::install();
-    let (mut training, mut context) = (false, RunContext::default());
+    let (mut training, context) = (false, RunContext::default());
     let done = signals::catch_file_size_limit().and_then(|()| config::parse()).and_then(|args| {
         training = matches!(args.command, args::Command::Train(_));
         run(&args.command, &context)
     });
-    let code = exit_code(done, training, &mut context);
-    context.shutdown();
+    let code = exit_code(done, training, &context);
+    context.end();
     code
 }
 
 /// The exit code of a command; reports its error, if any.
-fn exit_code(done: anyhow::Result<()>, training: bool, context: &mut RunContext) -> ExitCode {
+fn exit_code(done: anyhow::Result<()>, training: bool, context: &RunContext) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         // Truncating a listing is fine; truncating a training run is a failure.
@@ -78,7 +78,7 @@ fn exit_code(done: anyhow::Result<()>, training: bool, context: &mut RunContext)
 }
 
 /// Prints an error and returns its exit code. Aborts the other workers unless a signal stops all of them.
-fn report(error: &anyhow::Error, context: &mut RunContext) -> u8 {
+fn report(error: &anyhow::Error, context: &RunContext) -> u8 {
     let code = match error.downcast_ref() {
         Some(Error::Interrupted { .. }) => EXIT_INTERRUPTED,
         Some(Error::Exec(ExecError::Peer { .. })) => EXIT_PEER_LOST,

@@ -331,12 +331,19 @@ impl Executor for CpuExecutor {
             StateId::Accumulated(param) => (Some(&device.accumulated), param),
         };
         let buffer = buffer.filter(|buffer| buffer.bytes() >= self.memory.layout.len * 4);
-        Ok(buffer.map(|buffer| buffer.as_floats()[self.range(param)].to_vec()))
+        // SAFETY: no step is in flight, so no worker writes.
+        Ok(buffer.map(|buffer| unsafe { buffer.as_floats() }[self.range(param)].to_vec()))
     }
 
     fn write(&mut self, id: StateId, values: &[f32]) -> Result<(), ExecError> {
         let (StateId::Param(param) | StateId::Slot(_, param) | StateId::Accumulated(param)) = id;
         self.check_len(param, values.len())?;
+        if let StateId::Slot(slot, _) = id
+            && slot >= self.slots()
+        {
+            let (expected, received) = (format!("below {}", self.slots()), slot.to_string());
+            return Err(ExecError::Feed { name: "optimizer slot".into(), expected, received });
+        }
         let range = self.range(param);
         if matches!(id, StateId::Accumulated(_)) {
             self.memory.reserve_accumulated()?;

@@ -219,10 +219,12 @@ impl Buffer {
         self.bytes
     }
 
-    /// The floats. No worker may write them meanwhile.
-    pub fn as_floats(&self) -> &[f32] {
-        // SAFETY: aligned, initialised (zeroed) memory of this size. The executor calls this only between
-        // steps.
+    /// The floats.
+    ///
+    /// # Safety
+    /// No worker may write them meanwhile: the executor reads between steps.
+    pub unsafe fn as_floats(&self) -> &[f32] {
+        // SAFETY: aligned, initialised (zeroed) memory of this size, which nobody writes.
         unsafe { std::slice::from_raw_parts(self.f32(), self.bytes() / 4) }
     }
 
@@ -252,7 +254,8 @@ mod tests {
         }
         drop(heap);
         for (i, b) in buffers.iter().enumerate() {
-            assert!(b.as_floats().iter().all(|v| *v == i as f32 + 1.0), "buffer {i}");
+            // SAFETY: there are no workers.
+            assert!(unsafe { b.as_floats() }.iter().all(|v| *v == i as f32 + 1.0), "buffer {i}");
         }
     }
 

@@ -17,12 +17,10 @@ pub trait ProcessGroup: Send + Sync {
     fn name(&self, rank: usize) -> String;
 
     /// The time limit of an exchange, if any.
-    fn timeout(&self) -> Option<Duration> {
-        None
-    }
+    fn timeout(&self) -> Option<Duration>;
 
     /// Sets the step in flight, for messages.
-    fn set_step(&self, _step: u64) {}
+    fn set_step(&self, step: u64);
 
     /// Sends `outgoing[r]` to rank `r`, receives `incoming[r]` from it, and waits for both. Both sides
     /// must agree on the sizes. The entries of this process itself are ignored.
@@ -32,9 +30,7 @@ pub trait ProcessGroup: Send + Sync {
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError>;
 
     /// A process that is already known to be lost, if any. Does not communicate.
-    fn lost_peer(&self) -> Option<PeerError> {
-        None
-    }
+    fn lost_peer(&self) -> Option<PeerError>;
 
     /// Finds out which process does not answer, as far as possible. Call it if waiting for the others
     /// failed outside of [`exchange`](ProcessGroup::exchange); `message` describes the failure. No further
@@ -43,8 +39,8 @@ pub trait ProcessGroup: Send + Sync {
         self.lost_peer().unwrap_or(PeerError { name: "another worker".into(), message })
     }
 
-    /// Lets a process that waits for the others say so once this flag asks it to stop.
-    fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
+    /// Lets a process that waits for the others say so once this flag asks it to stop, if the group can.
+    fn watch(&self, stop_requested: Arc<AtomicBool>);
 
     /// Leaves the group once all processes are ready; the last call of a process.
     ///
@@ -57,7 +53,7 @@ pub trait ProcessGroup: Send + Sync {
 
     /// Ends the job for a process that cannot continue. A group that can terminate the other processes does so
     /// at once, with this exit code; otherwise they notice that the connection is closed.
-    fn abort(&self, _code: u8) {}
+    fn abort(&self, code: u8);
 }
 
 /// The bytes of every process, by rank and of any size, including those of this process.

@@ -151,7 +151,8 @@ pub trait ProcessFlags {
     fn flags(&self) -> u64;
 }
 
-/// Time spent in training steps, in seconds, as measured by the first worker.
+/// Time spent in training steps, in seconds, as measured by the first worker. A device whose step is one launch
+/// counts all of it as `compute`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTimes {
     /// Forward and backward.

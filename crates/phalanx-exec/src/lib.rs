@@ -1,5 +1,5 @@
 //! The contract between models and backends: what an executor does with a program, what a batch is, and which
-//! devices belong to which process. Nothing here depends on the kind of device.
+//! devices belong to which process. No function here depends on the kind of device.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -8,6 +8,7 @@ use phalanx_exec::{
 use phalanx_graph::program::Program;
 use phalanx_graph::{FeedSpec, Mesh};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -58,6 +59,16 @@ impl ProcessGroup for ThreadPeer {
     fn timeout(&self) -> Option<Duration> {
         Some(self.timeout)
     }
+
+    fn set_step(&self, _step: u64) {}
+
+    fn lost_peer(&self) -> Option<PeerError> {
+        None
+    }
+
+    fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
+
+    fn abort(&self, _code: u8) {}
 
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
         let lost = |rank: usize, message: &str| PeerError {

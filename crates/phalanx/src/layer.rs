@@ -127,6 +127,8 @@ pub struct LayerInstance {
     owner: Mutex<Option<Owner>>,
     /// Incremented whenever the host values change.
     version: AtomicU64,
+    /// Why trained values could not be copied to the host before their devices were gone.
+    lost: Mutex<Option<String>>,
 }
 
 impl LayerInstance {
@@ -171,6 +173,11 @@ impl LayerInstance {
         own: Option<&Arc<dyn WeightStore>>,
     ) -> Result<Option<u64>> {
         let owner = lock(&self.owner);
+        if let Some(reason) = &*lock(&self.lost) {
+            let owner = self.name.clone().unwrap_or_else(|| self.layer.class_name().into());
+            let message = format!("its trained weights were lost with their devices: {reason}");
+            return Err(Error::config(owner, message));
+        }
         if let Some(owner) = &*owner {
             if own.is_some_and(|own| owner.is(own)) {
                 return Ok(None);
@@ -198,6 +205,9 @@ impl LayerInstance {
         }
         let synced = self.sync_to_host();
         *lock(&self.owner) = None;
+        if let Err(error) = &synced {
+            *lock(&self.lost) = Some(error.to_string());
+        }
         synced
     }
 
@@ -216,6 +226,7 @@ impl LayerInstance {
             weight.values = Some(values);
         }
         *owner = None;
+        *lock(&self.lost) = None;
         self.version.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -235,6 +246,7 @@ impl LayerHandle {
             weights: Mutex::default(),
             owner: Mutex::default(),
             version: AtomicU64::new(0),
+            lost: Mutex::default(),
         }))
     }
 

@@ -48,7 +48,7 @@
 //! | `datasets` | downloads of the datasets by name | files that are in place are read |
 //! | `images` | JPEG and PNG files | [`ImageFolder`](data::ImageFolder) and [`read_image`](data::read_image) fail |
 //! | `plots` | [`plots`] | its functions fail |
-//! | `mpi` | several machines over the system's MPI library | they join by rendezvous |
+//! | `mpi` | several machines with CPU devices, over the system's MPI library | only workers with GPUs can join, by rendezvous |
 //!
 //! The first four are default features. What fails says so, and names the feature:
 //! [`Error::MissingFeature`]. Without default features there remain models on CPUs, arrays, tables and
@@ -93,7 +93,7 @@ pub mod workers;
 pub use error::{Error, Result};
 pub use phalanx_cpu::simd::Isa;
 pub use phalanx_cpu::{available_memory, cores, free_memory, physical_memory, usable_cores};
-pub use phalanx_distributed::launch;
+pub use phalanx_distributed::{ProcessGroup, launch};
 pub use phalanx_exec::ExecError;
 pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;

@@ -62,12 +62,10 @@ impl MultiWorkerMirroredStrategy {
         local: MirroredStrategy,
         timeout: Duration,
     ) -> Result<MultiWorkerMirroredStrategy> {
-        let Some(launch) = launch::detect()?.filter(|launch| launch.size > 1) else {
-            return Ok(local.into());
-        };
-        let local = local.for_worker(launch.local_rank, launch.local_size)?;
-        let peers = connect_peers(&launch, &local, timeout)?;
-        MultiWorkerMirroredStrategy::with_peers(local, peers)
+        match connect(local, timeout)? {
+            (local, None) => Ok(local.into()),
+            (local, Some(peers)) => MultiWorkerMirroredStrategy::with_peers(local, peers),
+        }
     }
 
     /// The given devices of this worker, with a custom connection to the other workers.
@@ -156,8 +154,8 @@ impl MultiWorkerMirroredStrategy {
         }
     }
 
-    /// Terminates the processes of all workers at once, for a worker that cannot continue. Does nothing if there
-    /// are no other workers.
+    /// Ends the job for a worker that cannot continue. MPI terminates all workers at once; over NCCL the others
+    /// notice that the connection is closed. Does nothing if there are no other workers.
     pub fn abort(&self, code: u8) {
         if let Some(cluster) = &self.cluster {
             cluster.peers.abort(code);
@@ -168,7 +166,7 @@ impl MultiWorkerMirroredStrategy {
     /// happens when a process exits.
     ///
     /// # Errors
-    /// A worker that is not ready in time.
+    /// A worker that is not ready in time. Under MPI this ends the job instead.
     pub fn shutdown(&self) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         cluster.peers.shutdown().map_err(peer_lost)
@@ -216,6 +214,23 @@ impl std::fmt::Debug for MultiWorkerMirroredStrategy {
 /// The error for a worker that was lost outside a step.
 pub(crate) fn peer_lost(peer: PeerError) -> Error {
     Error::Exec(phalanx_exec::ExecError::Peer { step: 0, peer })
+}
+
+/// The devices of this worker, and the other workers if a launcher started several: the two parts of
+/// [`MultiWorkerMirroredStrategy::with_peers`], for programs that must end the job if it fails.
+///
+/// # Errors
+/// As for [`MultiWorkerMirroredStrategy::new`].
+pub fn connect(
+    local: MirroredStrategy,
+    timeout: Duration,
+) -> Result<(MirroredStrategy, Option<Arc<dyn ProcessGroup>>)> {
+    let Some(launch) = launch::detect()?.filter(|launch| launch.size > 1) else {
+        return Ok((local, None));
+    };
+    let local = local.for_worker(launch.local_rank, launch.local_size)?;
+    let peers = connect_peers(&launch, &local, timeout)?;
+    Ok((local, Some(peers)))
 }
 
 /// Connects to the other workers: through MPI if it started them and is built in, otherwise through their devices.

@@ -130,7 +130,7 @@ impl Drop for ReduceThread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
@@ -149,6 +149,20 @@ mod tests {
         fn name(&self, rank: usize) -> String {
             format!("rank {rank} (here)")
         }
+
+        fn timeout(&self) -> Option<Duration> {
+            None
+        }
+
+        fn set_step(&self, _step: u64) {}
+
+        fn lost_peer(&self) -> Option<PeerError> {
+            None
+        }
+
+        fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
+
+        fn abort(&self, _code: u8) {}
 
         fn exchange(&self, _: &[&[u8]], _: &mut [&mut [u8]]) -> Result<(), PeerError> {
             panic!("no way out");
@@ -190,6 +204,20 @@ mod tests {
         fn name(&self, rank: usize) -> String {
             format!("rank {rank}")
         }
+
+        fn timeout(&self) -> Option<Duration> {
+            None
+        }
+
+        fn set_step(&self, _step: u64) {}
+
+        fn lost_peer(&self) -> Option<PeerError> {
+            None
+        }
+
+        fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
+
+        fn abort(&self, _code: u8) {}
 
         fn exchange(&self, _: &[&[u8]], _: &mut [&mut [u8]]) -> Result<(), PeerError> {
             self.0.fetch_add(1, Ordering::SeqCst);

@@ -452,6 +452,7 @@ fn doubles_mut(words: &mut [u64]) -> &mut [f64] {
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
     /// A group of two whose exchanges take a while and read every byte that is sent.
@@ -469,6 +470,20 @@ mod tests {
         fn name(&self, rank: usize) -> String {
             format!("rank {rank}")
         }
+
+        fn timeout(&self) -> Option<Duration> {
+            None
+        }
+
+        fn set_step(&self, _step: u64) {}
+
+        fn lost_peer(&self) -> Option<PeerError> {
+            None
+        }
+
+        fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
+
+        fn abort(&self, _code: u8) {}
 
         fn exchange(&self, out: &[&[u8]], into: &mut [&mut [u8]]) -> Result<(), PeerError> {
             std::thread::sleep(Duration::from_millis(100));

@@ -173,8 +173,7 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
 /// Scratch memory as doubles.
 fn doubles(scratch: &mut [f32]) -> &mut [f64] {
     let ptr = scratch.as_mut_ptr();
-    debug_assert!(ptr.cast::<f64>().is_aligned());
-    // SAFETY: callers pass the start of the scratch buffer, which is 64-byte aligned. Every bit pattern
-    // is a valid double.
+    assert!(ptr.cast::<f64>().is_aligned(), "scratch memory starts at a multiple of 64 bytes");
+    // SAFETY: aligned, as checked, and within the slice. Every bit pattern is a valid double.
     unsafe { std::slice::from_raw_parts_mut(ptr.cast(), scratch.len() / 2) }
 }

@@ -171,7 +171,9 @@ impl ExecutorMemory {
                 match slot.init {
                     SlotInit::Value(v) => buffer.as_floats_mut().fill(v),
                     SlotInit::Weight => {
-                        let (to, from) = (buffer.as_floats_mut(), d.params.as_floats());
+                        // SAFETY: no step is in flight, so no worker writes.
+                        let from = unsafe { d.params.as_floats() };
+                        let to = buffer.as_floats_mut();
                         to[..from.len()].copy_from_slice(from);
                     }
                 }

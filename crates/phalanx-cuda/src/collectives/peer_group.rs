@@ -20,7 +20,7 @@ pub(crate) struct PeerGroup {
     flags: u64,
 }
 
-/// A timeout while waiting for GPUs of another process. [`PeerGroup::explain`] reduces the name of
+/// A timeout while waiting for GPUs of another process. [`PeerGroup::explain`] adds the name of
 /// that process.
 pub(crate) fn peer_timeout(message: String) -> ExecError {
     ExecError::Peer { step: 0, peer: PeerError { name: "another worker".into(), message } }

@@ -4,6 +4,7 @@ use super::{DeviceTransport, Transport, max_piece};
 use crate::error::{PeerError, Result};
 use crate::group::{ProcessGroup, all_gather};
 use crate::rank_assignment::{LivenessProbe, NcclId, RankAssignment};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub(crate) struct TransportGroup {
     piece: usize,
     /// Locked during an exchange, so that exchanges run one at a time.
     state: Mutex<ExchangeState>,
+    /// Whether this process has left the group.
+    left: AtomicBool,
 }
 
 struct ExchangeState {
@@ -75,7 +78,8 @@ impl TransportGroup {
         let transport = transport.connect(device, assignment)?;
         let state = Mutex::new(ExchangeState { transport, failed: None });
         let piece = max_piece(size);
-        let group = TransportGroup { rank, size, hosts, timeout, lost_peer, piece, state };
+        let left = AtomicBool::new(false);
+        let group = TransportGroup { rank, size, hosts, timeout, lost_peer, piece, state, left };
         let all = all_gather(&group, host.as_bytes())?;
         let host = |name: &Vec<u8>| String::from_utf8_lossy(name).into_owned();
         group.hosts.get_or_init(|| all.iter().map(host).collect());
@@ -149,8 +153,27 @@ impl ProcessGroup for TransportGroup {
         })
     }
 
+    /// Steps are named by the executor.
+    fn set_step(&self, _step: u64) {}
+
     fn lost_peer(&self) -> Option<PeerError> {
         (self.lost_peer)()
+    }
+
+    /// A wait on a device does not look at the flag.
+    fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
+
+    /// The other processes notice that the connection is closed.
+    fn abort(&self, _code: u8) {
+        self.left.store(true, Ordering::SeqCst);
+    }
+
+    fn shutdown(&self) -> std::result::Result<(), PeerError> {
+        if self.left.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let mut nothing: Vec<&mut [u8]> = (0..self.size).map(|_| &mut [][..]).collect();
+        self.exchange(&vec![&[][..]; self.size], &mut nothing)
     }
 
     fn diagnose(&self, message: String) -> PeerError {

@@ -7,7 +7,7 @@ const EXTENSIONS: [&str; 11] =
     [".rs", ".py", ".sh", ".md", ".toml", ".cu", ".cuh", ".cpp", ".hpp", ".svg", ".png"];
 
 /// Folders that paths in the documentation may be relative to.
-const ROOTS: [&str; 11] = [
+const ROOTS: [&str; 14] = [
     "",
     "crates",
     "crates/phalanx/src",
@@ -15,7 +15,10 @@ const ROOTS: [&str; 11] = [
     "crates/phalanx-cpu/src",
     "crates/phalanx-cuda/src",
     "crates/phalanx-cli/src",
-    "crates/phalanx-mpi/src",
+    "crates/phalanx-cuda-driver/src",
+    "crates/phalanx-distributed/src",
+    "crates/phalanx-exec/src",
+    "crates/phalanx-hdf5/src",
     "crates/phalanx-testing/src",
     "crates/phalanx/src/model",
     "docs",

@@ -322,7 +322,8 @@ impl Model {
         let shared = local.backend().memory_limit().is_some();
         self.check_weights(1 + if shared { local.num_replicas_in_sync() } else { 0 })?;
         self.initialize(resolved.seed)?;
-        // Frees the devices' memory before the new session allocates.
+        // Frees the devices' memory before the new session allocates. What it has trained must not be lost.
+        self.sync_to_host()?;
         *self.session_slot() = None;
         let session = Session::new(self, resolved)?;
         *self.session_slot() = Some(session);

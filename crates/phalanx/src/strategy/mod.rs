@@ -121,10 +121,10 @@ impl MirroredStrategy {
 
     /// The first `n` visible GPUs. If several workers share a machine, the first `n` of this worker's share.
     pub fn gpus(n: usize) -> Result<MirroredStrategy> {
+        let backend = DeviceKind::Gpu.backend()?;
         let visible: Vec<Device> =
             visible_devices().into_iter().filter(|d| d.kind == DeviceKind::Gpu).collect();
         let devices = worker_gpus(&visible, 0, 1, Some(n))?;
-        let backend = DeviceKind::Gpu.backend()?;
         Ok(MirroredStrategy::with_selection(backend, devices, Selection::Gpus(n)))
     }
 
@@ -148,6 +148,9 @@ impl MirroredStrategy {
     }
 
     fn on(backend: Arc<dyn Backend>, devices: Vec<Device>) -> Result<MirroredStrategy> {
+        if devices.is_empty() {
+            return Err(Error::argument(OWNER, "devices", "at least one device", "none"));
+        }
         check_devices(OWNER, &devices, &*backend)?;
         Ok(MirroredStrategy::with_selection(backend, devices, Selection::Named))
     }

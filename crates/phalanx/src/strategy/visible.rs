@@ -6,7 +6,7 @@ use phalanx_exec::Backend;
 use std::sync::RwLock;
 
 /// The visible devices by kind; `None` if not set.
-static VISIBLE: RwLock<[Option<Vec<Device>>; 2]> = RwLock::new([None, None]);
+static VISIBLE: RwLock<[Option<Vec<Device>>; DeviceKind::ALL.len()]> = RwLock::new([None, None]);
 
 /// The maximum number of replicas and of worker threads: more than any machine has cores, few enough to be
 /// started.
@@ -82,8 +82,9 @@ pub(crate) fn check_compatible(owner: &str, devices: &[Device]) -> Result<()> {
     if devices.iter().any(|d| d.kind != devices[0].kind) {
         return fail("either CPU devices or GPUs", names());
     }
-    let gpus = devices.iter().filter(|d| d.kind == DeviceKind::Gpu);
-    if !gpus.is_sorted_by_key(|d| (d.index, d.part)) {
+    let on_host = |d: &Device| d.kind.backend().is_ok_and(|backend| backend.traits().on_host);
+    let ordered = devices.is_sorted_by_key(|d| (d.index, d.part));
+    if !ordered && !devices.first().is_some_and(on_host) {
         return fail("GPUs in ascending order", names());
     }
     Ok(())

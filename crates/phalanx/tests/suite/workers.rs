@@ -228,7 +228,7 @@ fn impossible_configurations_are_refused() {
                      number on every worker, received 3";
         assert_eq!(error, words);
     }
-    // Arrays that are not divided among workers are split by the engine itself.
+    // Arrays that are not divided among workers are split by the session itself.
     let (x, y) = samples(9);
     let losses = job(2, |_, s| Ok(compiled(s)?.train_on_batch(&x, &y)?.get("loss")));
     let losses: Vec<_> = losses.into_iter().map(Result::unwrap).collect();

@@ -362,6 +362,11 @@ impl ProcessGroup for World {
         self.exchange_as(None, outgoing, incoming)
     }
 
+    /// Only a failed exchange tells.
+    fn lost_peer(&self) -> Option<PeerError> {
+        None
+    }
+
     fn diagnose(&self, message: String) -> PeerError {
         let mut state = self.state();
         if let Some(error) = &state.failed {

@@ -231,7 +231,7 @@ fn batches(data: &Pipeline, epoch: u64, start: usize, shard: Option<&LocalShard>
                 assert_eq!(*local, shard.rows(batch.rows));
                 labels[..local_len].to_vec()
             }
-            // All rows were produced; the engine selects its own.
+            // All rows were produced; the session selects its own.
             (None, Some(shard)) => labels[shard.rows(batch.rows)].to_vec(),
             _ => labels.to_vec(),
         };

@@ -2,17 +2,21 @@
 
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, ModelWeight, WeightStore, lock};
+use phalanx_distributed::warnings::warning;
 use phalanx_exec::{Executor, StateId};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::{ParamId, ParamSpec};
 use std::sync::{Arc, Mutex};
 
-/// The executor of a compiled model, shared by the session and, for reading weights, by layers.
+/// The executor of a compiled model, shared by the parts of its session.
 pub(super) type SharedExecutor = Arc<Mutex<Box<dyn Executor>>>;
 
-impl WeightStore for Mutex<Box<dyn Executor>> {
+/// The weights of a compiled model as its layers see them. It lives as long as the session.
+struct SessionWeights(SharedExecutor);
+
+impl WeightStore for SessionWeights {
     fn read(&self, param: ParamId) -> Result<Vec<f32>> {
-        Ok(lock(self).param(param)?)
+        Ok(lock(&self.0).param(param)?)
     }
 }
 
@@ -26,7 +30,7 @@ struct BoundLayer {
 /// The weights of a model on its devices.
 pub(crate) struct DeviceWeights {
     executor: SharedExecutor,
-    /// The executor as layers see it.
+    /// What layers read them from.
     store: Arc<dyn WeightStore>,
     /// In the order of the model.
     pub all: Vec<ModelWeight>,
@@ -56,7 +60,7 @@ impl DeviceWeights {
                 }
             }
         }
-        let store: Arc<dyn WeightStore> = executor.clone();
+        let store: Arc<dyn WeightStore> = Arc::new(SessionWeights(executor.clone()));
         DeviceWeights { executor, store, all: weights, layers, trained, loss_scale }
     }
 
@@ -160,7 +164,7 @@ impl Drop for DeviceWeights {
     fn drop(&mut self) {
         for bound in &self.layers {
             if let Err(error) = bound.layer.release(&self.store) {
-                tracing::error!("trained weights stay behind on the devices: {error}");
+                warning!("trained weights were lost with their devices: {error}");
             }
         }
     }
