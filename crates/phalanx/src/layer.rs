@@ -465,3 +465,34 @@ impl LayerContext<'_> {
         if synchronized || self.lowering.synchronized { Scope::All } else { Scope::Device }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::Flatten;
+
+    /// Devices that can no longer be read.
+    struct Broken;
+
+    impl WeightStore for Broken {
+        fn read(&self, _: ParamId) -> Result<Vec<f32>> {
+            Err(Error::config("gpu:0", "an illegal address"))
+        }
+    }
+
+    #[test]
+    fn weights_lost_with_their_devices_are_an_error_until_new_ones_are_set() {
+        let layer = LayerHandle::from(Flatten::new());
+        let store: Arc<dyn WeightStore> = Arc::new(Broken);
+        layer.set_owner(&store, &[ParamId(0)]);
+        assert!(layer.release(&store).is_err());
+        let error = layer.sync_to_host().unwrap_err().to_string();
+        assert!(
+            error.contains("were lost with their devices: gpu:0: an illegal address"),
+            "{error}"
+        );
+        assert!(layer.sync_from_other(None).is_err());
+        layer.set_values([].into_iter());
+        assert!(layer.sync_to_host().is_ok());
+    }
+}
