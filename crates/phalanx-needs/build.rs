@@ -1,5 +1,5 @@
-//! Detects the capabilities of this machine. It runs before every build, so that a test runs as soon as
-//! the tool that it needs is installed.
+//! Detects the capabilities of this machine. It runs again if programs, libraries, devices or datasets may have
+//! changed, so that a test runs as soon as the tool that it needs is installed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,8 +19,7 @@ const CAPABILITIES: [Capability; 8] = [
 ];
 
 fn main() {
-    // This path never exists, so Cargo runs the script before every build.
-    println!("cargo::rerun-if-changed=always");
+    watch();
     let available: Vec<&str> =
         CAPABILITIES.iter().filter(|(_, found)| found()).map(|(name, _)| *name).collect();
     let required = std::env::var("PHALANX_REQUIRE").unwrap_or_default();
@@ -35,6 +34,22 @@ fn main() {
     let known = CAPABILITIES.map(|(name, _)| name).join(",");
     println!("cargo::rustc-env=PHALANX_KNOWN_CAPABILITIES={known}");
     println!("cargo::rustc-env=PHALANX_CAPABILITIES={}", available.join(","));
+}
+
+/// Tells Cargo what the capabilities depend on. A path that does not exist would make it run the script, and compile
+/// all tests, before every build.
+fn watch() {
+    println!("cargo::rerun-if-changed=build.rs");
+    for variable in ["PATH", "PHALANX_REQUIRE", "PHALANX_DATA"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    let data = std::env::var("PHALANX_DATA").unwrap_or_default();
+    // A package that brings a program changes the first two, one that brings a library the third.
+    let places =
+        ["/usr/bin", "/usr/local/bin", "/etc/ld.so.cache", "/dev/nvidiactl", data.as_str()];
+    for place in places.iter().filter(|place| Path::new(place).exists()) {
+        println!("cargo::rerun-if-changed={place}");
+    }
 }
 
 fn gxx() -> bool {
