@@ -12,7 +12,7 @@ fi
 ready || { echo "Open MPI is missing and cannot be installed" >&2; exit 1; }
 
 features=phalanx-cli/mpi,phalanx-distributed/mpi
-cargo clippy --workspace --features $features --locked -- -D warnings
+cargo clippy -p phalanx-distributed --features mpi --locked -- -D warnings
 cargo build --workspace --features $features --locked --bin phalanx --example faults
 target=${CARGO_TARGET_DIR:-target}
 work=$(mktemp -d)

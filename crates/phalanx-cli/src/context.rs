@@ -4,7 +4,7 @@ use crate::args::DeviceArgs;
 use anyhow::Result;
 use phalanx::ProcessGroup;
 use phalanx::prelude::*;
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// The state of a run of the command.
@@ -12,7 +12,6 @@ use std::sync::Arc;
 pub struct RunContext {
     /// The other workers, once this one has joined them.
     group: OnceCell<Arc<dyn ProcessGroup>>,
-    aborted: Cell<bool>,
 }
 
 impl RunContext {
@@ -27,17 +26,15 @@ impl RunContext {
 
     /// Ends the job, because this worker cannot continue.
     pub fn abort(&self, code: u8) {
-        self.aborted.set(true);
         if let Some(group) = self.group.get() {
             group.abort(code);
         }
     }
 
-    /// Disconnects from the other workers once all are ready. The process ends next, so nothing else is freed.
+    /// Disconnects from the other workers once all are ready, unless the job was ended. The process ends next, so
+    /// nothing else is freed.
     pub fn end(self) {
-        if let Some(group) = self.group.get().filter(|_| !self.aborted.get())
-            && let Err(error) = group.shutdown()
-        {
+        if let Some(Err(error)) = self.group.get().map(|group| group.shutdown()) {
             tracing::warn!("at the end: {error}");
         }
         std::mem::forget(self);

@@ -3,7 +3,7 @@
 use crate::args::{BatchArgs, DeviceArgs, PrecisionArg};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use phalanx::launch::worker_name;
+use phalanx::launch::is_first_worker;
 use phalanx::prelude::*;
 use phalanx::strategy::Backend;
 use phalanx::{ProcessGroup, workers};
@@ -84,11 +84,6 @@ impl DeviceArgs {
         }
         Ok(workers::connect(strategy, timeout)?)
     }
-}
-
-/// Whether this is the first worker, or the only one.
-fn is_first_worker() -> bool {
-    worker_name().is_none_or(|(rank, _)| rank == 0)
 }
 
 /// Warns, on the first worker only, that CPU replicas have to share cores.

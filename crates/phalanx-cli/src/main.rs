@@ -37,7 +37,7 @@ mod warnings;
 
 use clap::CommandFactory;
 use context::RunContext;
-use phalanx::launch::worker_name;
+use phalanx::launch::is_first_worker;
 use phalanx::text::shown;
 use phalanx::workers::EXIT_PEER_LOST;
 use phalanx::{Error, ExecError};
@@ -84,8 +84,7 @@ fn report(error: &anyhow::Error, context: &RunContext) -> u8 {
         Some(Error::Exec(ExecError::Peer { .. })) => EXIT_PEER_LOST,
         _ => EXIT_FAILURE,
     };
-    let worker = worker_name();
-    if code != EXIT_INTERRUPTED || worker.is_none_or(|(rank, _)| rank == 0) {
+    if code != EXIT_INTERRUPTED || is_first_worker() {
         warnings::eprint_line(format_args!(
             "error: {}{}",
             warnings::rank_prefix(),

@@ -9,7 +9,7 @@ impl Libraries {
     }
 
     pub fn table(&self) -> Vec<String> {
-        vec!["this build has no support for GPUs; build with `--features cuda`".into()]
+        vec![phalanx::Error::MissingFeature { what: "GPUs", feature: "cuda" }.to_string()]
     }
 
     pub fn unusable(&self, _gpus: usize) -> Vec<String> {

@@ -15,7 +15,8 @@ use crate::threads::{Barrier, Pool, Team, pinning_enabled, usable_cores};
 use crate::worker::{self, Outcome, Run};
 use phalanx_exec::{
     Batch, Cluster, ExecError, Executor, LocalShard, ProcessFlags, Profiling, ProgramId,
-    ResidentData, Staging, StateId, StepTimes, check_own_batch, check_program, check_slots,
+    ResidentData, Staging, StateId, StepTimes, check_len, check_own_batch, check_program,
+    check_slots,
 };
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
@@ -161,14 +162,6 @@ impl CpuExecutor {
     fn range(&self, id: ParamId) -> std::ops::Range<usize> {
         let start = self.memory.layout.offsets[id.index()];
         start..start + self.params[id.index()].len()
-    }
-
-    fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
-        let spec = &self.params[id.index()];
-        if spec.len() == received {
-            return Ok(());
-        }
-        Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
     }
 }
 
@@ -337,7 +330,7 @@ impl Executor for CpuExecutor {
 
     fn write(&mut self, id: StateId, values: &[f32]) -> Result<(), ExecError> {
         let (StateId::Param(param) | StateId::Slot(_, param) | StateId::Accumulated(param)) = id;
-        self.check_len(param, values.len())?;
+        check_len(&self.params[param.index()], values.len())?;
         if let StateId::Slot(slot, _) = id
             && slot >= self.slots()
         {

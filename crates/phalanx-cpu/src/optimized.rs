@@ -1,6 +1,6 @@
 //! Whether the kernels were compiled with optimisation.
 
-use phalanx_distributed::launch::worker_name;
+use phalanx_distributed::launch::is_first_worker;
 use phalanx_distributed::warnings::warning;
 use std::sync::Once;
 
@@ -10,7 +10,7 @@ pub const OPTIMIZED: bool = !matches!(env!("PHALANX_CPU_OPT_LEVEL").as_bytes(), 
 /// Warns once, on the first of several workers, if the kernels were compiled without optimization.
 pub(crate) fn warn_if_slow(optimized: bool) {
     static WARNED: Once = Once::new();
-    if !optimized && worker_name().is_none_or(|(rank, _)| rank == 0) {
+    if !optimized && is_first_worker() {
         WARNED.call_once(|| {
             warning!(
                 "phalanx-cpu was compiled without optimisation, which makes training some 40 times slower: \

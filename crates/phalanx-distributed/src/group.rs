@@ -42,18 +42,22 @@ pub trait ProcessGroup: Send + Sync {
     /// Lets a process that waits for the others say so once this flag asks it to stop, if the group can.
     fn watch(&self, stop_requested: Arc<AtomicBool>);
 
-    /// Leaves the group once all processes are ready; the last call of a process.
+    /// Leaves the group once all processes are ready; the last call of a process. Does nothing once it has left or
+    /// aborted.
     ///
     /// # Errors
     /// A process that is not ready in time.
-    fn shutdown(&self) -> Result<(), PeerError> {
-        let mut nothing: Vec<&mut [u8]> = (0..self.size()).map(|_| &mut [][..]).collect();
-        self.exchange(&vec![&[][..]; self.size()], &mut nothing)
-    }
+    fn shutdown(&self) -> Result<(), PeerError>;
 
     /// Ends the job for a process that cannot continue. A group that can terminate the other processes does so
     /// at once, with this exit code; otherwise they notice that the connection is closed.
     fn abort(&self, code: u8);
+}
+
+/// Waits until all processes have arrived.
+pub fn barrier(group: &dyn ProcessGroup) -> Result<(), PeerError> {
+    let mut nothing: Vec<&mut [u8]> = (0..group.size()).map(|_| &mut [][..]).collect();
+    group.exchange(&vec![&[][..]; group.size()], &mut nothing)
 }
 
 /// The bytes of every process, by rank and of any size, including those of this process.

@@ -17,7 +17,7 @@ pub mod warnings;
 
 pub use barrier::{AbortableBarrier, Aborted};
 pub use error::{Error, PeerError, Result};
-pub use group::{ProcessGroup, all_gather, digest};
+pub use group::{ProcessGroup, all_gather, barrier, digest};
 pub use rank_assignment::{LivenessProbe, NcclId, RankAssignment};
 
 #[doc(hidden)]

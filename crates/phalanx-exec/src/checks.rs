@@ -47,12 +47,25 @@ pub fn check_batch(program: &Program, batch: &Batch<'_>) -> Result<(), ExecError
 /// Like [`check_batch`], for feeds that hold only `own` rows of the batch.
 pub fn check_own_batch(program: &Program, batch: &Batch<'_>, own: usize) -> Result<(), ExecError> {
     check_own_feeds(program, batch, own)?;
-    let scalars = program.update().map_or(batch.scalars.len(), |u| u.rule.scalars);
-    if scalars == batch.scalars.len() {
+    check_scalars(program, batch.scalars)
+}
+
+/// Fails unless there are as many scalars as the program's optimizer reads.
+fn check_scalars(program: &Program, scalars: &[f32]) -> Result<(), ExecError> {
+    let expected = program.update().map_or(scalars.len(), |u| u.rule.scalars);
+    if expected == scalars.len() {
         return Ok(());
     }
-    let (expected, received) = (scalars.to_string(), batch.scalars.len().to_string());
+    let (expected, received) = (expected.to_string(), scalars.len().to_string());
     Err(ExecError::Feed { name: "optimizer scalars".into(), expected, received })
+}
+
+/// Fails unless a parameter has this many elements.
+pub fn check_len(spec: &ParamSpec, received: usize) -> Result<(), ExecError> {
+    if spec.len() == received {
+        return Ok(());
+    }
+    Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
 }
 
 /// Fails unless the batch has the feeds and rows that the program was compiled for. The feeds hold
@@ -117,10 +130,5 @@ pub fn check_step_input(
         let expected = format!("{} augmentations", input.rows.len());
         return fail(program.name(), expected, input.augments.len().to_string());
     }
-    let scalars = program.update().map_or(input.scalars.len(), |u| u.rule.scalars);
-    if scalars != input.scalars.len() {
-        let received = input.scalars.len().to_string();
-        return fail("optimizer scalars", scalars.to_string(), received);
-    }
-    Ok(())
+    check_scalars(program, input.scalars)
 }

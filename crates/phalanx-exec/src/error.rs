@@ -93,10 +93,17 @@ pub enum ExecError {
     },
 }
 
+impl From<PeerError> for ExecError {
+    /// The loss of a process outside a step.
+    fn from(peer: PeerError) -> ExecError {
+        ExecError::Peer { step: 0, peer }
+    }
+}
+
 impl From<phalanx_distributed::Error> for ExecError {
     fn from(error: phalanx_distributed::Error) -> ExecError {
         match error {
-            phalanx_distributed::Error::Peer(peer) => ExecError::Peer { step: 0, peer },
+            phalanx_distributed::Error::Peer(peer) => peer.into(),
             phalanx_distributed::Error::Device { device, message } => {
                 ExecError::Device { device, message }
             }

@@ -14,7 +14,8 @@ mod resident;
 pub use backend::{Backend, DeviceInfo, DeviceTraits, MemoryLimit, MemoryPlan, OpenRequest, Place};
 pub use batch::{Accumulate, Batch, FeedData};
 pub use checks::{
-    check_batch, check_own_batch, check_own_feeds, check_program, check_slots, check_step_input,
+    check_batch, check_len, check_own_batch, check_own_feeds, check_program, check_slots,
+    check_step_input,
 };
 pub use cluster::{Cluster, LocalShard, check_equal};
 pub use error::ExecError;

@@ -1,6 +1,6 @@
 //! Process groups whose processes are threads, to test multi-process executors on one machine.
 
-use phalanx_distributed::{PeerError, ProcessGroup};
+use phalanx_distributed::{PeerError, ProcessGroup, barrier};
 use phalanx_exec::{
     Batch, Cluster, ExecError, Executor, FeedData, LocalShard, ProcessFlags, Profiling, ProgramId,
     ResidentData, Staging, StateId, StepTimes, check_batch,
@@ -67,6 +67,10 @@ impl ProcessGroup for ThreadPeer {
     }
 
     fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
+
+    fn shutdown(&self) -> Result<(), PeerError> {
+        barrier(self)
+    }
 
     fn abort(&self, _code: u8) {}
 

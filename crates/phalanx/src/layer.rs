@@ -195,20 +195,23 @@ impl LayerInstance {
         Ok(Some(self.version.load(Ordering::Relaxed)))
     }
 
-    /// Copies the newest values to the host if `store` has them, before it is dropped.
+    /// Copies the newest values to the host if `store` has them, and forgets the store.
     ///
     /// # Errors
-    /// As for [`sync_to_host`](Self::sync_to_host).
+    /// As for [`sync_to_host`](Self::sync_to_host). The store still has the newest values.
     pub(crate) fn release(&self, store: &Arc<dyn WeightStore>) -> Result<()> {
         if !lock(&self.owner).as_ref().is_some_and(|owner| owner.is(store)) {
             return Ok(());
         }
-        let synced = self.sync_to_host();
+        self.sync_to_host()?;
         *lock(&self.owner) = None;
-        if let Err(error) = &synced {
-            *lock(&self.lost) = Some(error.to_string());
-        }
-        synced
+        Ok(())
+    }
+
+    /// Records that the newest values went with their store. Reading them is an error until others are set.
+    pub(crate) fn set_lost(&self, reason: &Error) {
+        *lock(&self.owner) = None;
+        *lock(&self.lost) = Some(reason.to_string());
     }
 
     /// Records that `store` has the newest values, in the parameters `params`.
@@ -485,7 +488,8 @@ mod tests {
         let layer = LayerHandle::from(Flatten::new());
         let store: Arc<dyn WeightStore> = Arc::new(Broken);
         layer.set_owner(&store, &[ParamId(0)]);
-        assert!(layer.release(&store).is_err());
+        let reason = layer.release(&store).unwrap_err();
+        layer.set_lost(&reason);
         let error = layer.sync_to_host().unwrap_err().to_string();
         assert!(
             error.contains("were lost with their devices: gpu:0: an illegal address"),

@@ -213,7 +213,7 @@ impl std::fmt::Debug for MultiWorkerMirroredStrategy {
 
 /// The error for a worker that was lost outside a step.
 pub(crate) fn peer_lost(peer: PeerError) -> Error {
-    Error::Exec(phalanx_exec::ExecError::Peer { step: 0, peer })
+    Error::Exec(peer.into())
 }
 
 /// The devices of this worker, and the other workers if a launcher started several: the two parts of

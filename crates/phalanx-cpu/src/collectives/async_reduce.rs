@@ -129,45 +129,11 @@ impl Drop for ReduceThread {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_group::TestGroup;
     use super::*;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
     use std::time::Duration;
-
-    /// A group of two processes whose exchanges panic.
-    struct Breaking;
-
-    impl ProcessGroup for Breaking {
-        fn rank(&self) -> usize {
-            1
-        }
-
-        fn size(&self) -> usize {
-            2
-        }
-
-        fn name(&self, rank: usize) -> String {
-            format!("rank {rank} (here)")
-        }
-
-        fn timeout(&self) -> Option<Duration> {
-            None
-        }
-
-        fn set_step(&self, _step: u64) {}
-
-        fn lost_peer(&self) -> Option<PeerError> {
-            None
-        }
-
-        fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
-
-        fn abort(&self, _code: u8) {}
-
-        fn exchange(&self, _: &[&[u8]], _: &mut [&mut [u8]]) -> Result<(), PeerError> {
-            panic!("no way out");
-        }
-    }
 
     #[test]
     fn a_panic_in_the_thread_does_not_leave_flush_waiting() {
@@ -175,7 +141,9 @@ mod tests {
         std::thread::spawn(move || {
             // Declared before the thread, so dropped after it.
             let mut values = [1f32; 8];
-            let thread = ReduceThread::start(Arc::new(Breaking), false).unwrap();
+            let exchange = |_: &[&[u8]], _: &mut [&mut [u8]]| panic!("no way out");
+            let group = Arc::new(TestGroup { rank: 1, exchange });
+            let thread = ReduceThread::start(group, false).unwrap();
             for _ in 0..2 {
                 // SAFETY: the floats outlive the call of `flush`.
                 unsafe { thread.submit(values.as_mut_ptr(), values.len()) };
@@ -189,47 +157,16 @@ mod tests {
         }
     }
 
-    /// Counts exchanges; each fails after a delay.
-    struct Failing(Arc<AtomicUsize>);
-
-    impl ProcessGroup for Failing {
-        fn rank(&self) -> usize {
-            0
-        }
-
-        fn size(&self) -> usize {
-            2
-        }
-
-        fn name(&self, rank: usize) -> String {
-            format!("rank {rank}")
-        }
-
-        fn timeout(&self) -> Option<Duration> {
-            None
-        }
-
-        fn set_step(&self, _step: u64) {}
-
-        fn lost_peer(&self) -> Option<PeerError> {
-            None
-        }
-
-        fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
-
-        fn abort(&self, _code: u8) {}
-
-        fn exchange(&self, _: &[&[u8]], _: &mut [&mut [u8]]) -> Result<(), PeerError> {
-            self.0.fetch_add(1, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(50));
-            Err(PeerError { name: "rank 1".into(), message: "gone".into() })
-        }
-    }
-
     #[test]
     fn floats_submitted_after_a_failure_are_free_once_flush_returns() {
         let exchanges = Arc::new(AtomicUsize::new(0));
-        let thread = ReduceThread::start(Arc::new(Failing(exchanges.clone())), false).unwrap();
+        let counted = exchanges.clone();
+        let exchange = move |_: &[&[u8]], _: &mut [&mut [u8]]| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(50));
+            Err(PeerError { name: "rank 1".into(), message: "gone".into() })
+        };
+        let thread = ReduceThread::start(Arc::new(TestGroup { rank: 0, exchange }), false).unwrap();
         for _ in 0..3 {
             let mut values = vec![1f32; 64];
             // SAFETY: the floats outlive the call of `flush` and are freed right after it.

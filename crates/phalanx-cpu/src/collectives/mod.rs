@@ -3,6 +3,8 @@
 
 pub(crate) mod async_reduce;
 pub(crate) mod process_collectives;
+#[cfg(test)]
+mod test_group;
 pub(crate) mod update;
 
 use self::process_collectives::ProcessCollectives;

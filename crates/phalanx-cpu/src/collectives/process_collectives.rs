@@ -10,8 +10,7 @@ use crate::executor::grow;
 use crate::memory::{Buffer, Heap};
 use crate::worker::{WorkerCtx, has_compute};
 use phalanx_distributed::{PeerError, ProcessGroup};
-use phalanx_exec::ExecError;
-use phalanx_exec::{Cluster, LocalShard, ProcessFlags};
+use phalanx_exec::{Cluster, ExecError, LocalShard, ProcessFlags};
 use phalanx_graph::program::{GradientPlan, Instr, Location, Program, ValueId, split_range};
 use phalanx_graph::{DType, Mesh, ParamId, Scope};
 use std::ops::Range;
@@ -450,53 +449,24 @@ fn doubles_mut(words: &mut [u64]) -> &mut [f64] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_group::TestGroup;
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
     use std::time::Duration;
-
-    /// A group of two whose exchanges take a while and read every byte that is sent.
-    struct Slow(Arc<AtomicUsize>);
-
-    impl ProcessGroup for Slow {
-        fn rank(&self) -> usize {
-            0
-        }
-
-        fn size(&self) -> usize {
-            2
-        }
-
-        fn name(&self, rank: usize) -> String {
-            format!("rank {rank}")
-        }
-
-        fn timeout(&self) -> Option<Duration> {
-            None
-        }
-
-        fn set_step(&self, _step: u64) {}
-
-        fn lost_peer(&self) -> Option<PeerError> {
-            None
-        }
-
-        fn watch(&self, _stop_requested: Arc<AtomicBool>) {}
-
-        fn abort(&self, _code: u8) {}
-
-        fn exchange(&self, out: &[&[u8]], into: &mut [&mut [u8]]) -> Result<(), PeerError> {
-            std::thread::sleep(Duration::from_millis(100));
-            into[1].fill(out[1].iter().fold(0, |all, byte| all | byte));
-            self.0.fetch_add(1, Ordering::SeqCst);
-            Ok(())
-        }
-    }
 
     /// The state after a worker panics in the backward pass: one bucket is in flight. The buffer is so large
     /// that the system unmaps it as soon as it is freed.
     fn aborted_step(exchanges: &Arc<AtomicUsize>) -> (Heap, ProcessCollectives) {
-        let cluster = Cluster { peers: Arc::new(Slow(exchanges.clone())), devices: vec![1, 1] };
+        let counted = exchanges.clone();
+        // Exchanges take a while and read every byte that is sent.
+        let exchange = move |out: &[&[u8]], into: &mut [&mut [u8]]| {
+            std::thread::sleep(Duration::from_millis(100));
+            into[1].fill(out[1].iter().fold(0, |all, byte| all | byte));
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        };
+        let peers = Arc::new(TestGroup { rank: 0, exchange });
+        let cluster = Cluster { peers, devices: vec![1, 1] };
         // Enough floats for two rounds of exchanges.
         let floats = if cfg!(miri) { 2 * ALLGATHER_MAX_FLOATS } else { 1 << 20 };
         let mut heap = Heap::default();

@@ -3,8 +3,7 @@
 use super::CpuExecutor;
 use crate::memory::Buffer;
 use phalanx_distributed::digest;
-use phalanx_exec::ExecError;
-use phalanx_exec::check_equal;
+use phalanx_exec::{ExecError, check_equal};
 use phalanx_graph::ParamId;
 use std::ops::Range;
 

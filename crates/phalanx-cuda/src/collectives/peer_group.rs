@@ -2,9 +2,8 @@
 //! the hosts exchange only flags and fetched rows.
 
 use crate::bytes::as_bytes;
-use phalanx_distributed::PeerError;
-use phalanx_exec::ExecError;
-use phalanx_exec::{Cluster, ProcessFlags, check_equal};
+use phalanx_distributed::{PeerError, barrier};
+use phalanx_exec::{Cluster, ExecError, ProcessFlags, check_equal};
 use phalanx_graph::program::{Instr, Mesh, Program};
 use phalanx_graph::{ParamSpec, Scope};
 use std::ops::Range;
@@ -23,7 +22,7 @@ pub(crate) struct PeerGroup {
 /// A timeout while waiting for GPUs of another process. [`PeerGroup::explain`] adds the name of
 /// that process.
 pub(crate) fn peer_timeout(message: String) -> ExecError {
-    ExecError::Peer { step: 0, peer: PeerError { name: "another worker".into(), message } }
+    PeerError { name: "another worker".into(), message }.into()
 }
 
 /// Whether processes exchange flags in every run of a program: they do if it updates or reduces
@@ -71,10 +70,7 @@ impl PeerGroup {
 
     /// Waits until all processes have arrived.
     pub fn barrier(&self) -> Result<(), ExecError> {
-        let size = self.cluster.peers.size();
-        let mut nothing: Vec<&mut [u8]> = (0..size).map(|_| &mut [][..]).collect();
-        let arrived = self.cluster.peers.exchange(&vec![&[][..]; size], &mut nothing);
-        arrived.map_err(|peer| self.peer_error(peer))
+        barrier(&*self.cluster.peers).map_err(|peer| self.peer_error(peer))
     }
 
     /// Sends the flags of this process to the others, and receives theirs.

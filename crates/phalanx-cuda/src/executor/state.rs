@@ -6,22 +6,14 @@ use crate::bytes::{as_bytes, floats};
 use crate::device::GpuDevice;
 use crate::launch::{Block, Ptr};
 use phalanx_distributed::digest;
-use phalanx_exec::{ExecError, StateId};
+use phalanx_exec::{ExecError, StateId, check_len};
 use phalanx_graph::ParamId;
 use phalanx_graph::update::SlotInit;
 
 impl<M: GpuDevice> GpuExecutor<M> {
-    fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
-        let spec = &self.state.params[id.index()];
-        if spec.len() == received {
-            return Ok(());
-        }
-        Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
-    }
-
     /// Writes a parameter's values into a block of every replica.
     fn write_to_all(&mut self, block: Block, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.check_len(id, values.len())?;
+        check_len(&self.state.params[id.index()], values.len())?;
         let bytes = to_bytes(values);
         for device in &mut self.devices {
             for local in 0..device.replicas.len() {

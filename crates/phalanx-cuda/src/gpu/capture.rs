@@ -35,7 +35,7 @@ impl Gpu {
                 JoinError::Timeout(message) | JoinError::PeerLost(PeerError { message, .. }) => {
                     match peers {
                         // The process group knows which peer is lost.
-                        Some(peers) => ExecError::Peer { step: 0, peer: peers.diagnose(message) },
+                        Some(peers) => peers.diagnose(message).into(),
                         None => peer_timeout(message),
                     }
                 }

@@ -95,6 +95,11 @@ pub fn worker_name() -> Option<(usize, String)> {
     (launch.size > 1).then(|| (launch.rank, launch.display_name()))
 }
 
+/// Whether this is the first worker, or the only one.
+pub fn is_first_worker() -> bool {
+    worker_name().is_none_or(|(rank, _)| rank == 0)
+}
+
 /// The name of this machine, if any.
 pub fn host() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname")

@@ -2,7 +2,7 @@
 
 use super::{DeviceTransport, Transport, max_piece};
 use crate::error::{PeerError, Result};
-use crate::group::{ProcessGroup, all_gather};
+use crate::group::{ProcessGroup, all_gather, barrier};
 use crate::rank_assignment::{LivenessProbe, NcclId, RankAssignment};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -172,8 +172,7 @@ impl ProcessGroup for TransportGroup {
         if self.left.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        let mut nothing: Vec<&mut [u8]> = (0..self.size).map(|_| &mut [][..]).collect();
-        self.exchange(&vec![&[][..]; self.size], &mut nothing)
+        barrier(self)
     }
 
     fn diagnose(&self, message: String) -> PeerError {

@@ -319,11 +319,13 @@ impl Model {
         let resolved = compile.resolve(self.def.outputs.len())?;
         // Every replica has its own copy of the weights. They count if replicas share the machine's memory.
         let local = resolved.strategy.local();
-        let shared = local.backend().memory_limit().is_some();
+        let shared = local.backend().traits().on_host;
         self.check_weights(1 + if shared { local.num_replicas_in_sync() } else { 0 })?;
         self.initialize(resolved.seed)?;
         // Frees the devices' memory before the new session allocates. What it has trained must not be lost.
-        self.sync_to_host()?;
+        if let Some(session) = self.session_slot() {
+            session.weights.release()?;
+        }
         *self.session_slot() = None;
         let session = Session::new(self, resolved)?;
         *self.session_slot() = Some(session);

@@ -89,6 +89,11 @@ impl DeviceWeights {
         Ok(())
     }
 
+    /// Gives trained values back to the layers.
+    pub fn release(&self) -> Result<()> {
+        self.layers.iter().try_for_each(|bound| bound.layer.release(&self.store))
+    }
+
     /// Declares that the newest weights will be on these devices.
     pub fn take_ownership(&self) {
         for bound in &self.layers {
@@ -165,6 +170,7 @@ impl Drop for DeviceWeights {
         for bound in &self.layers {
             if let Err(error) = bound.layer.release(&self.store) {
                 warning!("trained weights were lost with their devices: {error}");
+                bound.layer.set_lost(&error);
             }
         }
     }
