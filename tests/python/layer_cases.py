@@ -167,6 +167,17 @@ def preprocessing():
     yield case("embedding_3d", L.Embedding, (2, 3, 2), input_dim=5, output_dim=4)
 
 
+def sequences():
+    steps = (3, 4, 5)
+    yield case("masking", L.Masking, steps, mask_value=0.5)
+    for short, layer in (("lstm", L.LSTM), ("gru", L.GRU), ("simple_rnn", L.SimpleRNN)):
+        yield case(short, layer, steps, units=3)
+        yield case(f"{short}_sequences", layer, steps, units=2, return_sequences=True, dropout=0.3)
+    yield case("rnn", L.RNN, steps, cell=L.GRUCell(3))
+    yield case("bidirectional", L.Bidirectional, steps, layer=L.LSTM(2))
+    yield case("time_distributed", L.TimeDistributed, steps, layer=L.Dense(2))
+
+
 def all_cases():
-    for group in (dense, conv, pooling, normalization, shaping, activation, merging, preprocessing):
+    for group in (dense, conv, pooling, normalization, shaping, activation, merging, preprocessing, sequences):
         yield from group()

@@ -76,6 +76,13 @@ impl Graph {
         self.add(x, c)
     }
 
+    /// 1 where `l != r`, else 0.
+    pub fn not_equal(&mut self, l: NodeId, r: NodeId) -> Result<NodeId> {
+        let equal = self.binary(Binary::Eq, l, r)?;
+        let one = self.scalar(1.0);
+        self.sub(one, equal)
+    }
+
     /// `x` clamped to `lo..=hi`.
     pub fn clamp(&mut self, x: NodeId, lo: f64, hi: f64) -> Result<NodeId> {
         let (lo, hi) = (self.scalar(lo), self.scalar(hi));

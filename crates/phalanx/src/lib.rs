@@ -76,6 +76,7 @@ pub mod losses;
 mod memory;
 pub mod metrics;
 pub mod model;
+pub mod ops;
 pub mod optimizers;
 #[cfg(feature = "plots")]
 pub mod plots;

@@ -2,12 +2,12 @@
 //! file of each family.
 
 use super::{
-    Backward, Cotangents, Op, PoolKind, collective, conv, dot, elementwise, index, layout, norm,
-    pool, random, reduce, sample, softmax,
+    Backward, Binary, Cotangents, Op, PoolKind, Unary, collective, conv, dot, elementwise, index,
+    layout, norm, pool, random, reduce, sample, softmax,
 };
 use crate::error::{GraphError, Result};
 use crate::graph::Graph;
-use crate::types::Type;
+use crate::types::{DType, Type};
 
 impl Op {
     /// Infers the type of the result. Fails if the operands do not match or the result is too large.
@@ -15,6 +15,19 @@ impl Op {
         let ty = self.infer_unlimited(x)?;
         ty.check_limits()?;
         Ok(ty)
+    }
+
+    /// Whether the derivative is zero wherever there is one: comparisons, rounding, indices.
+    pub fn is_flat(&self) -> bool {
+        matches!(
+            self,
+            Op::Unary(Unary::Sign | Unary::Floor)
+                | Op::Binary(Binary::Gt | Binary::Ge | Binary::Eq)
+                | Op::Cast { dtype: DType::I32 }
+                | Op::ArgMax
+                | Op::InTopK { .. }
+                | Op::OneHot { .. }
+        )
     }
 
     /// Infers the type without checking limits; sizes saturate on overflow.

@@ -4,7 +4,7 @@ use super::support::single;
 use crate::activations::ActivationFn;
 use crate::by_name::ByName;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
@@ -33,8 +33,12 @@ impl Activation {
 impl Layer for Activation {
     keras_class!("Activation");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
-        self.activation.get()?.apply(cx.graph(), x)
+        Ok(self.activation.get()?.apply(cx.graph(), x)?.into())
     }
 }

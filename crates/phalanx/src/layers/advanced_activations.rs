@@ -4,7 +4,7 @@ use super::support::{check_finite, check_not_negative, row_axis, single, swap_wi
 use crate::activations::leaky_relu;
 use crate::config::setters;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{NodeId, Op};
@@ -46,7 +46,11 @@ impl ReLU {
 impl Layer for ReLU {
     keras_class!("ReLU");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         if let Some(max_value) = self.max_value {
             check_not_negative(cx, "max_value", max_value)?;
         }
@@ -72,7 +76,7 @@ impl Layer for ReLU {
             let below = g.scale(below, self.negative_slope)?;
             y = g.sub(y, below)?;
         }
-        Ok(y)
+        Ok(y.into())
     }
 }
 
@@ -112,10 +116,14 @@ impl LeakyReLU {
 impl Layer for LeakyReLU {
     keras_class!("LeakyReLU");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         check_finite(cx, "negative_slope", self.negative_slope)?;
         let x = single(cx, inputs)?;
-        leaky_relu(cx.graph(), x, self.negative_slope)
+        Ok(leaky_relu(cx.graph(), x, self.negative_slope)?.into())
     }
 }
 
@@ -154,11 +162,24 @@ impl Softmax {
 impl Layer for Softmax {
     keras_class!("Softmax");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
         let axis = row_axis(cx, x, self.axis)?;
+        let x = match cx.mask(0) {
+            Some(mask) => {
+                // Masked entries get no probability.
+                let (g, low) = (cx.graph(), -1e9);
+                let low = g.scalar(low);
+                g.select(mask, x, low)?
+            }
+            None => x,
+        };
         let x = swap_with_last(cx, x, axis)?;
         let y = cx.graph().push(Op::Softmax, &[x])?;
-        swap_with_last(cx, y, axis)
+        Ok(swap_with_last(cx, y, axis)?.into())
     }
 }

@@ -11,7 +11,7 @@ use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Layer, LayerContext, WeightSpec};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs, WeightSpec};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::{BatchNormAttrs, Unary};
@@ -204,7 +204,11 @@ impl BatchNormalization {
 impl Layer for BatchNormalization {
     keras_class!("BatchNormalization");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         if !(0.0..=1.0).contains(&self.momentum) {
             return Err(cx.argument("momentum", "0 to 1", self.momentum));
         }
@@ -214,10 +218,15 @@ impl Layer for BatchNormalization {
         let channels = cx.dims(x)[axis];
         let w = self.weights(cx, channels)?;
         let x = swap_with_last(cx, x, axis)?;
-        let y = match cx.training() && cx.trainable() {
+        let by_batch = cx.training() && cx.trainable();
+        if by_batch && cx.mask(0).is_some() {
+            let expected = "an input without mask while its statistics are trained";
+            return Err(cx.argument("input", expected, "one with a mask"));
+        }
+        let y = match by_batch {
             true => self.normalize_by_batch(cx, x, &w)?,
             false => self.normalize_by_moving(cx, x, &w)?,
         };
-        swap_with_last(cx, y, axis)
+        Ok(swap_with_last(cx, y, axis)?.into())
     }
 }

@@ -14,7 +14,7 @@ use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Epilogue;
@@ -111,7 +111,7 @@ impl Conv2D {
 impl Layer for Conv2D {
     keras_class!("Conv2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = self.activation.get()?;
         check_at_least_one(cx, "filters", self.filters)?;
         check_at_least_one(cx, "groups", self.groups)?;
@@ -152,6 +152,6 @@ impl Layer for Conv2D {
         }
         let epilogue = Epilogue { bias: self.use_bias, relu: false };
         let y = cx.graph().push(Op::Conv(geom, epilogue), &operands)?;
-        activation.apply(cx.graph(), y)
+        Ok(activation.apply(cx.graph(), y)?.into())
     }
 }

@@ -2,7 +2,7 @@
 
 use super::support::{DataFormat, Sides, image};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ impl Cropping2D {
 impl Layer for Cropping2D {
     keras_class!("Cropping2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let (mut x, [h, w, _]) = image(cx, inputs)?;
         let Sides(sides) = self.cropping;
         for (axis, (size, [before, after])) in [h, w].into_iter().zip(sides).enumerate() {
@@ -52,6 +52,6 @@ impl Layer for Cropping2D {
                 x = cx.graph().push(Op::Slice { axis, start: before, len }, &[x])?;
             }
         }
-        Ok(x)
+        Ok(x.into())
     }
 }

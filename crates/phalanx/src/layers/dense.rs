@@ -10,7 +10,7 @@ use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Epilogue;
@@ -84,7 +84,11 @@ impl Dense {
 impl Layer for Dense {
     keras_class!("Dense");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = self.activation.get()?;
         check_at_least_one(cx, "units", self.units)?;
         let x = single(cx, inputs)?;
@@ -108,6 +112,6 @@ impl Layer for Dense {
         }
         let epilogue = Epilogue { bias: self.use_bias, relu: false };
         let y = cx.graph().push(Op::Dot(epilogue), &operands)?;
-        activation.apply(cx.graph(), y)
+        Ok(activation.apply(cx.graph(), y)?.into())
     }
 }

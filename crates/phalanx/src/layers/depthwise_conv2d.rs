@@ -14,7 +14,7 @@ use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Epilogue;
@@ -108,7 +108,7 @@ impl DepthwiseConv2D {
 impl Layer for DepthwiseConv2D {
     keras_class!("DepthwiseConv2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = self.activation.get()?;
         check_at_least_one(cx, "depth_multiplier", self.depth_multiplier)?;
         let (x, input) = image(cx, inputs)?;
@@ -145,6 +145,6 @@ impl Layer for DepthwiseConv2D {
         }
         let epilogue = Epilogue { bias: self.use_bias, relu: false };
         let y = cx.graph().push(Op::Conv(geom, epilogue), &operands)?;
-        activation.apply(cx.graph(), y)
+        Ok(activation.apply(cx.graph(), y)?.into())
     }
 }

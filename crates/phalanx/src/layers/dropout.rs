@@ -6,7 +6,7 @@
 
 use super::support::{DataFormat, image, single};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -75,11 +75,15 @@ impl Dropout {
 impl Layer for Dropout {
     keras_class!("Dropout");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         check_rate(cx, self.rate)?;
         let x = single(cx, inputs)?;
         let noise = self.noise(cx, &cx.dims(x))?;
-        drop(cx, x, self.rate, noise)
+        Ok(drop(cx, x, self.rate, noise)?.into())
     }
 }
 
@@ -110,9 +114,13 @@ impl SpatialDropout2D {
 impl Layer for SpatialDropout2D {
     keras_class!("SpatialDropout2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         check_rate(cx, self.rate)?;
         let (x, [_, _, channels]) = image(cx, inputs)?;
-        drop(cx, x, self.rate, vec![1, 1, channels])
+        Ok(drop(cx, x, self.rate, vec![1, 1, channels])?.into())
     }
 }

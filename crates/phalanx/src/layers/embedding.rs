@@ -9,7 +9,7 @@ use crate::config::setters;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::{DType, NodeId, Op};
@@ -61,18 +61,17 @@ impl Embedding {
         embeddings_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Constraint on the table.
         embeddings_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Whether the index 0 is padding, which later layers mask.
+        mask_zero: bool,
     }
 }
 
 impl Layer for Embedding {
     keras_class!("Embedding");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         check_at_least_one(cx, "input_dim", self.input_dim)?;
         check_at_least_one(cx, "output_dim", self.output_dim)?;
-        if self.mask_zero {
-            return Err(cx.argument("mask_zero", "false, because masks are not supported", true));
-        }
         let x = single(cx, inputs)?;
         let index = cx.graph().cast(x, DType::I32)?;
         let table = WeightOptions {
@@ -81,6 +80,12 @@ impl Layer for Embedding {
             constraint: &self.embeddings_constraint,
         };
         let table = table.weight(cx, "embeddings", &[self.input_dim, self.output_dim])?;
-        Ok(cx.graph().push(Op::Gather, &[table, index])?)
+        let y = Outputs::from(cx.graph().push(Op::Gather, &[table, index])?);
+        if !self.mask_zero {
+            return Ok(y);
+        }
+        let zero = cx.graph().scalar(0.0);
+        let index = cx.graph().cast(x, DType::F32)?;
+        Ok(y.masked(Some(cx.graph().not_equal(index, zero)?)))
     }
 }

@@ -4,7 +4,7 @@
 
 use super::support::{check_at_least_one, shape_text, single};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ impl RepeatVector {
 impl Layer for RepeatVector {
     keras_class!("RepeatVector");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         check_at_least_one(cx, "n", self.n)?;
         let x = single(cx, inputs)?;
         let [features] = cx.dims(x)[..] else {
@@ -41,6 +41,6 @@ impl Layer for RepeatVector {
             return Err(cx.argument("input", "shape (batch, features)", received));
         };
         let x = cx.graph().reshape(x, &[1, features])?;
-        Ok(cx.graph().push(Op::Broadcast { dims: vec![self.n, features] }, &[x])?)
+        Ok(cx.graph().push(Op::Broadcast { dims: vec![self.n, features] }, &[x])?.into())
     }
 }

@@ -3,7 +3,7 @@
 
 use super::support::{DataFormat, single};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
@@ -32,9 +32,9 @@ impl Flatten {
 impl Layer for Flatten {
     keras_class!("Flatten");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
         let len = cx.dims(x).iter().product();
-        Ok(cx.graph().reshape(x, &[len])?)
+        Ok(cx.graph().reshape(x, &[len])?.into())
     }
 }

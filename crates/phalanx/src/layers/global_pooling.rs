@@ -6,7 +6,7 @@
 use super::support::{DataFormat, image};
 use crate::config::setters;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::ops::ReduceKind;
 use phalanx_graph::{NodeId, Op};
@@ -50,10 +50,10 @@ impl GlobalAveragePooling2D {
 impl Layer for GlobalAveragePooling2D {
     keras_class!("GlobalAveragePooling2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let (x, _) = image(cx, inputs)?;
         let y = cx.graph().mean_axes(x, &PIXELS)?;
-        squeeze(cx, y, self.keepdims)
+        Ok(squeeze(cx, y, self.keepdims)?.into())
     }
 }
 
@@ -87,10 +87,10 @@ impl GlobalMaxPooling2D {
 impl Layer for GlobalMaxPooling2D {
     keras_class!("GlobalMaxPooling2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let (x, _) = image(cx, inputs)?;
         let op = Op::Reduce { kind: ReduceKind::Max, axes: PIXELS.to_vec() };
         let y = cx.graph().push(op, &[x])?;
-        squeeze(cx, y, self.keepdims)
+        Ok(squeeze(cx, y, self.keepdims)?.into())
     }
 }

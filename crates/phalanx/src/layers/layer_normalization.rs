@@ -9,7 +9,7 @@ use crate::config::{self, setters};
 use crate::constraints::{Axes, Constraint};
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
@@ -112,7 +112,11 @@ impl Layer for LayerNormalization {
         config::write(&LayerNormalization { axis, ..self.clone() })
     }
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         check_not_negative(cx, "epsilon", self.epsilon)?;
         if self.rms_scaling {
             return Err(cx.argument("rms_scaling", "false", true));
@@ -152,6 +156,6 @@ impl Layer for LayerNormalization {
             let beta = cx.graph().reshape(beta, &aligned)?;
             y = cx.graph().add(y, beta)?;
         }
-        Ok(y)
+        Ok(y.into())
     }
 }

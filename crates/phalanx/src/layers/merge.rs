@@ -2,7 +2,7 @@
 //! inputs with fewer axes get axes of size one after the batch.
 
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{InputsForm, Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Binary;
@@ -40,12 +40,29 @@ macro_rules! merge_layer {
         impl Layer for $name {
             keras_class!(stringify!($name));
 
-            fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+            fn inputs_form(&self) -> InputsForm {
+                InputsForm::List
+            }
+
+            fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
                 let call: fn(&mut LayerContext<'_>, &[NodeId]) -> Result<NodeId> = $call;
-                call(cx, inputs)
+                let y = Outputs::from(call(cx, inputs)?);
+                Ok(y.masked(any_mask(cx, inputs.len())?))
             }
         }
     };
+}
+
+/// The steps that are valid in some input; `None` if an input has no mask.
+fn any_mask(cx: &mut LayerContext<'_>, inputs: usize) -> Result<Option<NodeId>> {
+    let masks: Option<Vec<NodeId>> = (0..inputs).map(|i| cx.mask(i)).collect();
+    let Some(masks) = masks else { return Ok(None) };
+    let mut masks = masks.into_iter();
+    let Some(mut any) = masks.next() else { return Ok(None) };
+    for mask in masks {
+        any = cx.graph().binary(Binary::Max, any, mask)?;
+    }
+    Ok(Some(any))
 }
 
 merge_layer!(Add, "The sum of its inputs.", |cx, inputs| fold(cx, Binary::Add, inputs));

@@ -19,19 +19,24 @@ mod flatten;
 mod global_pooling;
 mod image_preprocessing;
 mod layer_normalization;
+mod masking;
 mod merge;
+pub(crate) mod nested;
 mod normalization;
 mod numbers;
 mod permute;
 mod pooling;
 mod rescaling;
 mod reshape;
+mod rnn;
 mod support;
 mod up_sampling2d;
 mod zero_padding2d;
 
 pub use image_preprocessing::{Factor, FlipMode, Resampling};
 pub use numbers::Numbers;
+pub use rnn::bidirectional::MergeMode;
+pub use rnn::{GRUCell, LSTMCell, SimpleRNNCell, StackedRNNCells};
 pub use support::{Padding, Pair, Sides};
 pub use up_sampling2d::Interpolation;
 
@@ -69,12 +74,19 @@ registry! {
     image_preprocessing::random_zoom { RandomZoom required ["height_factor"] }
     image_preprocessing::resizing { Resizing required ["height", "width"] }
     layer_normalization { LayerNormalization }
+    masking { Masking }
     merge { Add, Average, Maximum, Minimum, Multiply, Subtract }
     normalization { Normalization }
     permute { Permute required ["dims"] }
     pooling { AveragePooling2D required ["pool_size"], MaxPooling2D }
     rescaling { Rescaling required ["scale"] }
     reshape { Reshape required ["target_shape"] }
+    rnn::bidirectional { Bidirectional required ["layer"] }
+    rnn::gru { GRU required ["units"] }
+    rnn::lstm { LSTM required ["units"] }
+    rnn::rnn { RNN required ["cell"] }
+    rnn::simple_rnn { SimpleRNN required ["units"] }
+    rnn::time_distributed { TimeDistributed required ["layer"] }
     up_sampling2d { UpSampling2D }
     zero_padding2d { ZeroPadding2D }
 }
@@ -132,13 +144,17 @@ fn drop_no_op_keys(config: &mut Config) {
     }
 }
 
-/// Reads a config, naming the key at fault.
 fn read<L: Layer + DeserializeOwned>(
     class: &Class<dyn Layer>,
     config: &Config,
 ) -> Result<Box<dyn Layer>> {
+    Ok(Box::new(read_config::<L>(class.name, config)?))
+}
+
+/// Reads a config of a class, naming the key at fault.
+fn read_config<L: DeserializeOwned>(class: &str, config: &Config) -> Result<L> {
     match L::deserialize(config) {
-        Ok(layer) => Ok(Box::new(layer)),
+        Ok(layer) => Ok(layer),
         Err(e) => {
             let text = e.to_string();
             // The first invalid key determines the message, so it is the one whose removal changes the
@@ -149,8 +165,8 @@ fn read<L: Layer + DeserializeOwned>(
                 L::deserialize(&rest).err().is_none_or(|e| e.to_string() != text)
             });
             match invalid_key.filter(|key| !text.contains(&format!("`{key}`"))) {
-                Some(key) => Err(Error::config(class.name, format!("{key}: {text}"))),
-                None => Err(Error::config(class.name, text)),
+                Some(key) => Err(Error::config(class, format!("{key}: {text}"))),
+                None => Err(Error::config(class, text)),
             }
         }
     }

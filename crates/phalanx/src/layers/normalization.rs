@@ -11,7 +11,7 @@ use crate::config::{self, setters};
 use crate::constraints::Axes;
 use crate::error::{Error, Result};
 use crate::initializers::Initializer;
-use crate::layer::{Layer, LayerContext, WeightSpec};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs, WeightSpec};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{DType, Data, NodeId, Tensor};
 use serde::{Deserialize, Serialize};
@@ -192,7 +192,11 @@ impl Layer for Normalization {
         config::write(&Normalization { axis, ..self.clone() })
     }
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
         let x = cx.graph().cast(x, DType::F32)?;
         let constant_stats = self.axis.as_slice();
@@ -209,9 +213,9 @@ impl Layer for Normalization {
         let g = cx.graph();
         if self.invert {
             let y = g.mul(x, stddev)?;
-            return Ok(g.add(y, mean)?);
+            return Ok(g.add(y, mean)?.into());
         }
         let y = g.sub(x, mean)?;
-        Ok(g.div(y, stddev)?)
+        Ok(g.div(y, stddev)?.into())
     }
 }

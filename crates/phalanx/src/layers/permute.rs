@@ -3,7 +3,7 @@
 
 use super::support::{shape_text, single};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ impl Permute {
 impl Layer for Permute {
     keras_class!("Permute");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
         let mut sorted = self.dims.clone();
         sorted.sort_unstable();
@@ -42,6 +42,6 @@ impl Layer for Permute {
             return Err(cx.argument("dims", &expected, format!("{:?}", self.dims)));
         }
         let perm = self.dims.iter().map(|d| d - 1).collect();
-        Ok(cx.graph().push(Op::Transpose { perm }, &[x])?)
+        Ok(cx.graph().push(Op::Transpose { perm }, &[x])?.into())
     }
 }

@@ -7,7 +7,7 @@ use super::support::{DataFormat, Padding, Pair, Window, image};
 use crate::by_name::ByName;
 use crate::config::{self, setters};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use phalanx_graph::ops::PoolKind;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -74,7 +74,7 @@ macro_rules! pooling_layer {
                 config::write(&$name { strides, ..self.clone() })
             }
 
-            fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+            fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
                 let (x, input) = image(cx, inputs)?;
                 let window = Window {
                     key: "pool_size",
@@ -85,7 +85,7 @@ macro_rules! pooling_layer {
                     groups: 1,
                 };
                 let geom = window.geometry(cx, input, input[2])?;
-                Ok(cx.graph().push(Op::Pool($kind, geom), &[x])?)
+                Ok(cx.graph().push(Op::Pool($kind, geom), &[x])?.into())
             }
         }
     };

@@ -6,7 +6,7 @@ use super::numbers::Numbers;
 use super::support::single;
 use crate::config::setters;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{DType, NodeId};
 use serde::{Deserialize, Serialize};
@@ -47,16 +47,20 @@ impl Rescaling {
 impl Layer for Rescaling {
     keras_class!("Rescaling");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
         let x = cx.graph().cast(x, DType::F32)?;
         let channels: Vec<usize> = cx.dims(x).len().checked_sub(1).into_iter().collect();
         let scale = self.scale.constant(cx, "scale", x, &channels)?;
         let y = cx.graph().mul(x, scale)?;
         if self.offset == zero() {
-            return Ok(y);
+            return Ok(y.into());
         }
         let offset = self.offset.constant(cx, "offset", x, &channels)?;
-        Ok(cx.graph().add(y, offset)?)
+        Ok(cx.graph().add(y, offset)?.into())
     }
 }

@@ -3,7 +3,7 @@
 
 use super::support::{shape_text, single};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
@@ -45,11 +45,11 @@ impl Reshape {
 impl Layer for Reshape {
     keras_class!("Reshape");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
         let len = cx.dims(x).iter().product();
         match self.resolve(len) {
-            Some(dims) => Ok(cx.graph().reshape(x, &dims)?),
+            Some(dims) => Ok(cx.graph().reshape(x, &dims)?.into()),
             None => {
                 let expected = format!("a shape of {len} elements as in {}", shape_text(cx, x));
                 Err(cx.argument("target_shape", &expected, format!("{:?}", self.target_shape)))

@@ -287,12 +287,13 @@ pub(crate) struct WeightOptions<'a> {
 
 impl WeightOptions<'_> {
     /// Declares the layer's next weight.
-    pub fn weight(
-        &self,
-        cx: &mut LayerContext<'_>,
-        name: &'static str,
-        dims: &[usize],
-    ) -> Result<NodeId> {
+    pub fn weight(&self, cx: &mut LayerContext<'_>, name: &str, dims: &[usize]) -> Result<NodeId> {
+        let spec = self.spec(cx, name, dims)?;
+        cx.weight(spec)
+    }
+
+    /// The declaration of a weight.
+    pub fn spec(&self, cx: &LayerContext<'_>, name: &str, dims: &[usize]) -> Result<WeightSpec> {
         let initializer = *self.initializer.get()?;
         if let Err(expected) = initializer.fits(dims) {
             let expected = format!("a weight of {expected} for its initializer");
@@ -306,9 +307,8 @@ impl WeightOptions<'_> {
                 return Err(cx.argument(name, &expected, axis));
             }
         }
-        let spec = WeightSpec::new(name, dims, initializer)
+        Ok(WeightSpec::new(name, dims, initializer)
             .regularizer(self.regularizer.get()?)
-            .constraint(constraint);
-        cx.weight(spec)
+            .constraint(constraint))
     }
 }

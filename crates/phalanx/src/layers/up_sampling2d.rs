@@ -6,7 +6,7 @@ use super::support::{DataFormat, Pair, check_both_at_least_one, check_countable,
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config::setters;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -72,12 +72,12 @@ impl UpSampling2D {
 impl Layer for UpSampling2D {
     keras_class!("UpSampling2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let bilinear = *self.interpolation.get()? == Interpolation::Bilinear;
         check_both_at_least_one(cx, "size", self.size)?;
         let (x, [h, w, c]) = image(cx, inputs)?;
         let Pair(size) = self.size;
         check_countable(cx, "size", &[h.checked_mul(size[0]), w.checked_mul(size[1]), Some(c)])?;
-        Ok(cx.graph().push(Op::Upsample { size, bilinear }, &[x])?)
+        Ok(cx.graph().push(Op::Upsample { size, bilinear }, &[x])?.into())
     }
 }

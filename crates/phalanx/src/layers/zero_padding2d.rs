@@ -2,7 +2,7 @@
 
 use super::support::{DataFormat, Sides, check_countable, image};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -39,13 +39,13 @@ impl ZeroPadding2D {
 impl Layer for ZeroPadding2D {
     keras_class!("ZeroPadding2D");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let (x, [h, w, c]) = image(cx, inputs)?;
         let Sides([[top, bottom], [left, right]]) = self.padding;
         let wider = |n: usize, a: usize, b: usize| n.checked_add(a)?.checked_add(b);
         let dims = [wider(h, top, bottom), wider(w, left, right), Some(c)];
         check_countable(cx, "padding", &dims)?;
         let op = Op::Pad { before: vec![top, left, 0], after: vec![bottom, right, 0] };
-        Ok(cx.graph().push(op, &[x])?)
+        Ok(cx.graph().push(op, &[x])?.into())
     }
 }

@@ -45,6 +45,10 @@ fn matches(g: &mut Graph, labels: NodeId, y_pred: NodeId) -> Result<NodeId> {
 impl Metric for SparseCategoricalAccuracy {
     keras_class!("SparseCategoricalAccuracy", name);
 
+    fn uses_mask(&self) -> bool {
+        true
+    }
+
     fn update(
         &self,
         g: &mut Graph,
@@ -61,6 +65,10 @@ impl Metric for SparseCategoricalAccuracy {
 impl Metric for CategoricalAccuracy {
     keras_class!("CategoricalAccuracy", name);
 
+    fn uses_mask(&self) -> bool {
+        true
+    }
+
     fn update(
         &self,
         g: &mut Graph,
@@ -76,6 +84,10 @@ impl Metric for CategoricalAccuracy {
 
 impl Metric for BinaryAccuracy {
     keras_class!("BinaryAccuracy", name);
+
+    fn uses_mask(&self) -> bool {
+        true
+    }
 
     fn validate(&self) -> Result<()> {
         check_threshold(self, "threshold", self.threshold)

@@ -62,6 +62,10 @@ impl<L: Loss> Metric for LossMetric<L> {
         self.loss.common_mut().name = name.into();
     }
 
+    fn uses_mask(&self) -> bool {
+        true
+    }
+
     fn validate(&self) -> Result<()> {
         self.loss.validate()
     }

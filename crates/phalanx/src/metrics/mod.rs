@@ -86,6 +86,11 @@ pub trait Metric: Debug + Send + Sync {
         weight: NodeId,
     ) -> Result<NodeId>;
 
+    /// Whether the mask of the predictions weights their positions. As in Keras, only means of a function do so.
+    fn uses_mask(&self) -> bool {
+        false
+    }
+
     /// The length of the vector of sums.
     fn state_len(&self) -> usize {
         2

@@ -35,6 +35,10 @@ fn check_k(metric: &dyn Metric, k: usize) -> Result<()> {
 impl Metric for TopKCategoricalAccuracy {
     keras_class!("TopKCategoricalAccuracy", name);
 
+    fn uses_mask(&self) -> bool {
+        true
+    }
+
     fn validate(&self) -> Result<()> {
         check_k(self, self.k)
     }
@@ -54,6 +58,10 @@ impl Metric for TopKCategoricalAccuracy {
 
 impl Metric for SparseTopKCategoricalAccuracy {
     keras_class!("SparseTopKCategoricalAccuracy", name);
+
+    fn uses_mask(&self) -> bool {
+        true
+    }
 
     fn validate(&self) -> Result<()> {
         check_k(self, self.k)

@@ -1,18 +1,17 @@
 //! Access to the calls of a model's layers, to extract features or attach new layers.
 
 use super::Model;
-use super::definition::Definition;
+use super::definition::{Definition, ModelCall};
 use super::symbol::{Call, Callee, Symbol};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
-use std::sync::Arc;
 
 /// One call of a layer, a nested model or an input, with its input and output symbols.
 #[derive(Clone, Debug)]
 pub struct LayerCall {
     /// The symbols the layer was applied to.
     pub inputs: Vec<Symbol>,
-    /// The outputs: one, unless the callee is a model with several.
+    /// The outputs: one, unless the callee has several.
     pub outputs: Vec<Symbol>,
 }
 
@@ -100,13 +99,13 @@ fn calls(def: &Definition, name: &str, map: &dyn Fn(&Symbol) -> Symbol) -> Optio
     let member = def.members.iter().position(|m| m.name == name);
     if let Some(member) = member {
         let matching = def.calls.iter().filter(|model_call| model_call.member == member);
-        let call = |call: &Arc<Call>| LayerCall {
-            inputs: call.inputs.iter().map(map).collect(),
-            outputs: (0..outputs(&call.callee))
-                .map(|output| map(&Symbol { call: call.clone(), output }))
+        let layer_call = |model_call: &ModelCall| LayerCall {
+            inputs: model_call.call.inputs.iter().map(map).collect(),
+            outputs: (0..model_call.types.len())
+                .map(|output| map(&Symbol { call: model_call.call.clone(), output }))
                 .collect(),
         };
-        return Some(matching.map(|model_call| call(&model_call.call)).collect());
+        return Some(matching.map(layer_call).collect());
     }
     // A layer of a nested model: its calls within every call of that model.
     let mut found: Option<Vec<LayerCall>> = None;
@@ -125,25 +124,19 @@ fn calls(def: &Definition, name: &str, map: &dyn Fn(&Symbol) -> Symbol) -> Optio
     found
 }
 
-fn outputs(callee: &Callee) -> usize {
-    match callee {
-        Callee::Input(_) | Callee::Layer(_) => 1,
-        Callee::Model(def) => def.outputs.len(),
-    }
-}
-
 /// Repeats a nested model's calls on the inputs the model was applied to, keyed by sequence number.
 fn inline(def: &Definition, inputs: &[Symbol]) -> HashMap<u64, Symbol> {
     let mut inlined: HashMap<u64, Symbol> = HashMap::new();
     for (input, argument) in def.inputs.iter().zip(inputs) {
         inlined.insert(input.call.sequence, argument.clone());
     }
-    for Call { callee, inputs, sequence, .. } in
+    for Call { callee, inputs, arguments, sequence, .. } in
         def.calls.iter().map(|model_call| &*model_call.call)
     {
         if !inlined.contains_key(sequence) {
             let inputs = inputs.iter().map(|s| inlined_symbol(&inlined, s)).collect();
-            inlined.insert(*sequence, Symbol::new(callee.clone(), inputs));
+            let symbol = Symbol::with_arguments(callee.clone(), inputs, arguments.clone());
+            inlined.insert(*sequence, symbol);
         }
     }
     inlined

@@ -2,8 +2,8 @@
 
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
-use crate::layer::{LayerHandle, Lowering};
-use phalanx_graph::{DType, FeedId, NodeId, Type};
+use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
+use phalanx_graph::{DType, FeedId, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,8 +29,8 @@ pub(crate) struct ModelCall {
     pub call: Arc<Call>,
     /// Index of the called member.
     pub member: usize,
-    /// Type of the first output.
-    pub ty: Type,
+    /// Types of the outputs.
+    pub types: Vec<Type>,
 }
 
 /// The structure of a model's inputs or outputs, as in model files.
@@ -118,7 +118,7 @@ impl Definition {
             calls: order
                 .into_iter()
                 .zip(index)
-                .map(|(call, member)| ModelCall { call, member, ty: Type::rows([]) })
+                .map(|(call, member)| ModelCall { call, member, types: vec![] })
                 .collect(),
             notes: Mutex::default(),
         };
@@ -135,12 +135,12 @@ impl Definition {
     fn infer_types(&mut self) -> Result<()> {
         let mut low = Lowering::new(false);
         let feeds = self.feeds(&mut low);
-        let nodes: Vec<NodeId> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
+        let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
         let mut types = vec![];
-        let outputs = self.lower_with(&mut low, &nodes, "", |ty| types.push(ty))?;
-        self.output_types = outputs.iter().map(|o| low.graph.ty(*o).clone()).collect();
-        for (model_call, ty) in self.calls.iter_mut().zip(types) {
-            model_call.ty = ty;
+        let outputs = self.lower_with(&mut low, &inputs, "", |of_call| types.push(of_call))?;
+        self.output_types = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
+        for (model_call, types) in self.calls.iter_mut().zip(types) {
+            model_call.types = types;
         }
         Ok(())
     }
@@ -179,19 +179,19 @@ impl Definition {
     pub(crate) fn lower(
         &self,
         low: &mut Lowering,
-        inputs: &[NodeId],
+        inputs: &[Operand],
         prefix: &str,
-    ) -> Result<Vec<NodeId>> {
+    ) -> Result<Vec<Operand>> {
         self.lower_with(low, inputs, prefix, |_| {})
     }
 
     fn lower_with(
         &self,
         low: &mut Lowering,
-        inputs: &[NodeId],
+        inputs: &[Operand],
         prefix: &str,
-        mut on_call: impl FnMut(Type),
-    ) -> Result<Vec<NodeId>> {
+        mut on_call: impl FnMut(Vec<Type>),
+    ) -> Result<Vec<Operand>> {
         if inputs.len() != self.inputs.len() {
             let owner = format!("model '{}'", self.name);
             return Err(Error::argument(
@@ -201,24 +201,60 @@ impl Definition {
                 inputs.len(),
             ));
         }
-        let mut values: HashMap<*const Call, Vec<NodeId>> = HashMap::new();
-        for (symbol, node) in self.inputs.iter().zip(inputs) {
-            values.insert(symbol.id(), vec![*node]);
+        let mut values: HashMap<*const Call, Vec<Operand>> = HashMap::new();
+        for (symbol, operand) in self.inputs.iter().zip(inputs) {
+            values.insert(symbol.id(), vec![*operand]);
         }
         for model_call in &self.calls {
             let id = Arc::as_ptr(&model_call.call);
             let name = format!("{prefix}{}", self.members[model_call.member].name);
-            let args: Vec<NodeId> =
-                model_call.call.inputs.iter().map(|s| values[&s.id()][s.output]).collect();
+            let operands = model_call.call.inputs.iter().map(|s| self.operand(&values, s));
+            let operands = operands.collect::<Result<Vec<Operand>>>()?;
+            let arguments = model_call.call.arguments.map(|i| operands[*i]);
             let out = match &model_call.call.callee {
                 Callee::Input(_) => values[&id].clone(),
-                Callee::Layer(layer) => vec![low.call(layer, &name, &args)?],
-                Callee::Model(inner) => inner.lower(low, &args, &format!("{name}/"))?,
+                Callee::Layer(layer) => low.call_with(layer, &name, &arguments)?,
+                Callee::Model(inner) => {
+                    let inputs = inner.inputs_of(&arguments);
+                    inner.lower(low, &inputs, &format!("{name}/"))?
+                }
             };
-            on_call(low.graph.ty(out[0]).clone());
+            on_call(out.iter().map(|operand| low.graph.ty(operand.node).clone()).collect());
             values.insert(id, out);
         }
-        Ok(self.outputs.iter().map(|s| values[&s.id()][s.output]).collect())
+        self.outputs.iter().map(|s| self.operand(&values, s)).collect()
+    }
+
+    /// Returns the inputs of this model in its order, from the arguments of its call.
+    fn inputs_of(&self, arguments: &Arguments<Operand>) -> Vec<Operand> {
+        let mut inputs = vec![];
+        match (&self.input_structure, &arguments.positional[..]) {
+            (IoStructure::Dict(names), [Argument::Dict(entries)]) => {
+                let entry = |name| entries.iter().find(|(known, _)| known == name);
+                for (_, argument) in names.iter().filter_map(entry) {
+                    argument.for_each_tensor(&mut |operand| inputs.push(*operand));
+                }
+            }
+            (_, positional) => positional
+                .iter()
+                .for_each(|a| a.for_each_tensor(&mut |operand| inputs.push(*operand))),
+        }
+        inputs
+    }
+
+    /// Returns the value of a symbol.
+    fn operand(
+        &self,
+        values: &HashMap<*const Call, Vec<Operand>>,
+        symbol: &Symbol,
+    ) -> Result<Operand> {
+        let outputs = &values[&symbol.id()];
+        outputs.get(symbol.output).copied().ok_or_else(|| {
+            let member = self.calls.iter().find(|c| Arc::as_ptr(&c.call) == symbol.id());
+            let name = member.map_or("", |c| &self.members[c.member].name);
+            let expected = format!("one of its {} outputs", outputs.len());
+            Error::argument(format!("layer '{name}'"), "output", expected, symbol.output)
+        })
     }
 
     /// Returns every layer once with its full name, including layers of nested models.

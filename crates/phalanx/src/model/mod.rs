@@ -215,7 +215,7 @@ impl Model {
                 number += 1;
                 let mut rng = Stream::new(seed, 0, WEIGHT_STREAM + number, 0);
                 let spec = &weight.spec;
-                weight.values.get_or_insert_with(|| spec.initializer.sample(&spec.dims, &mut rng));
+                weight.values.get_or_insert_with(|| spec.sample(&mut rng));
             }
         }
         Ok(())

@@ -5,8 +5,9 @@
 //! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums and, with loss
 //! scaling, the loss scale after the update.
 
-use crate::error::Result;
-use crate::layer::{Lowering, ModelWeight};
+use crate::error::{Error, Result};
+use crate::layer::{Lowering, ModelWeight, Operand};
+use crate::losses::{Loss, Reduction};
 use crate::model::session::{Objective, Tracked};
 use phalanx_graph::autodiff;
 use phalanx_graph::loss_scale::LossScale;
@@ -18,7 +19,7 @@ use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, ParamSpec, Scop
 /// A lowered model: the graph and its outputs.
 pub(crate) struct Lowered {
     pub low: Lowering,
-    pub outputs: Vec<NodeId>,
+    pub outputs: Vec<Operand>,
     /// Loss scaling in training, if any.
     pub scaling: Option<LossScale>,
 }
@@ -35,20 +36,31 @@ fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Result<Fetch> 
 fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seeds)> {
     let g = &mut l.low.graph;
     let mut targets = vec![];
-    for (loss, y_pred) in objective.losses.iter().zip(&l.outputs) {
-        let ty = loss.target(g.ty(*y_pred))?;
+    for (loss, output) in objective.losses.iter().zip(&l.outputs) {
+        let ty = loss.target(g.ty(output.node))?;
         let feed = g.add_feed(&format!("target_{}", targets.len()), ty);
         targets.push(g.feed(feed));
     }
     let weight_feed = g.add_feed("sample_weight", Type::rows([]));
     let weight = g.feed(weight_feed);
+    // A vector of ones.
+    let ones = g.binary(Binary::Eq, weight, weight)?;
 
     let (mut fetches, mut seeds) = (vec![], vec![]);
     for (i, loss) in objective.losses.iter().enumerate() {
         let scale_feed = g.add_feed(&format!("loss_scale_{i}"), Type::mirrored([]));
         let scale = g.feed(scale_feed);
-        let values = loss.call(g, targets[i], l.outputs[i])?;
-        let sample = loss.reduction().per_sample(g, values)?;
+        let mut values = loss.call(g, targets[i], l.outputs[i].node)?;
+        let mut share = None;
+        if let Some(mask) = l.outputs[i].mask {
+            let mask = positions(g, mask, values)?;
+            values = g.mul(values, mask)?;
+            share = valid_share(g, loss.as_ref(), mask, ones)?;
+        }
+        let mut sample = loss.reduction().per_sample(g, values)?;
+        if let Some(share) = share {
+            sample = g.mul(sample, share)?;
+        }
         let weighted = g.mul(sample, weight)?;
         let sum = g.push(Op::SumRows, &[weighted])?;
         fetches.push(reduced_fetch(g, format!("loss_{i}"), sum)?);
@@ -58,16 +70,67 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     }
     let node = penalty(g, &l.low.weights)?;
     fetches.push(Fetch { name: "penalty".into(), node });
-    // A vector of ones.
-    let ones = g.binary(Binary::Eq, weight, weight)?;
     for (i, metrics) in objective.metrics.iter().enumerate() {
         for Tracked { metric, weighted } in metrics {
-            let weight = if *weighted { weight } else { ones };
-            let state = metric.update(g, targets[i], l.outputs[i], weight)?;
+            let mut weight = if *weighted { weight } else { ones };
+            if let Some(mask) = l.outputs[i].mask.filter(|_| metric.uses_mask()) {
+                let mut dims = g.ty(mask).dims.clone();
+                dims.fill(1);
+                let of_row = g.reshape(weight, &dims)?;
+                weight = g.mul(of_row, mask)?;
+            }
+            let state = metric.update(g, targets[i], l.outputs[i].node, weight)?;
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
         }
     }
     Ok((fetches, seeds))
+}
+
+/// Gives a mask as many axes as `values`, so that it broadcasts over the last ones.
+fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
+    let mut dims = g.ty(mask).dims.clone();
+    let rank = g.ty(values).dims.len();
+    if dims.len() > rank {
+        let received = g.ty(mask).shape_text();
+        let expected =
+            format!("at most the axes of the loss values, {}", g.ty(values).shape_text());
+        return Err(Error::argument("the mask of an output", "shape", expected, received));
+    }
+    dims.resize(rank, 1);
+    Ok(g.reshape(mask, &dims)?)
+}
+
+/// The factor that turns a mean over all positions of the batch into a mean over the valid ones: the number of positions
+/// over the number of valid ones, 0 if none is valid. A sum needs none.
+fn valid_share(
+    g: &mut Graph,
+    loss: &dyn Loss,
+    mask: NodeId,
+    ones: NodeId,
+) -> Result<Option<NodeId>> {
+    match loss.reduction() {
+        Reduction::SumOverBatchSize => {}
+        Reduction::Sum => return Ok(None),
+        Reduction::MeanWithSampleWeight => {
+            let owner = format!("loss '{}'", loss.name());
+            let expected = "sum_over_batch_size or sum for an output with a mask";
+            return Err(Error::argument(owner, "reduction", expected, "mean_with_sample_weight"));
+        }
+    }
+    let positions = g.ty(mask).len();
+    let valid = g.mean_row(mask)?;
+    let valid = g.scale(valid, positions as f64)?;
+    let mut counts = [valid, ones];
+    for count in &mut counts {
+        let partial = g.push(Op::SumRows, &[*count])?;
+        *count = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
+    }
+    let [valid, rows] = counts;
+    let total = g.scale(rows, positions as f64)?;
+    let quotient = g.div(total, valid)?;
+    let zero = g.scalar(0.0);
+    let some = g.binary(Binary::Gt, valid, zero)?;
+    Ok(Some(g.select(some, quotient, zero)?))
 }
 
 /// Returns the L1 and L2 coefficients of a trainable weight, if it is regularized.
@@ -193,7 +256,7 @@ pub(crate) fn predict(l: Lowered) -> Step {
         .outputs
         .iter()
         .enumerate()
-        .map(|(i, node)| Fetch { name: format!("output_{i}"), node: *node })
+        .map(|(i, output)| Fetch { name: format!("output_{i}"), node: output.node })
         .collect();
     fuse_epilogues(step)
 }

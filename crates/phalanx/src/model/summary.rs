@@ -57,9 +57,9 @@ impl Summary {
                 });
                 Row {
                     layer: format!("{} ({class})", member.name),
-                    shape: model_call.ty.shape_text(),
+                    shape: model_call.types[0].shape_text(),
                     params: if first { params } else { 0 },
-                    activation: model_call.ty.len() * model_call.ty.dtype.bytes(),
+                    activation: model_call.types.iter().map(|ty| ty.len() * ty.dtype.bytes()).sum(),
                     inputs: inputs.collect(),
                 }
             })

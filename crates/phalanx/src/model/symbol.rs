@@ -3,8 +3,8 @@
 //! Applying a layer only records the call. [`Model::new`](super::Model::new) checks the shapes and reports errors, so
 //! the calls themselves need no error handling.
 
-use super::definition::Definition;
-use crate::layer::{Layer, LayerHandle};
+use super::definition::{Definition, IoStructure};
+use crate::layer::{Argument, Arguments, InputsForm, Layer, LayerHandle};
 use phalanx_graph::{DType, Space, Type};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,11 +58,37 @@ pub(crate) enum Callee {
     Model(Arc<Definition>),
 }
 
+impl Callee {
+    /// Passes `count` tensors in the form that the callee takes.
+    fn positional(&self, count: usize) -> Vec<Argument<usize>> {
+        let tensors: Vec<_> = (0..count).map(Argument::Tensor).collect();
+        let form = match self {
+            Callee::Input(_) => InputsForm::Single,
+            Callee::Layer(layer) => layer.layer().inputs_form(),
+            Callee::Model(inner) => match &inner.input_structure {
+                IoStructure::Single => InputsForm::Single,
+                IoStructure::List => InputsForm::List,
+                IoStructure::Dict(names) => {
+                    return vec![Argument::Dict(names.iter().cloned().zip(tensors).collect())];
+                }
+            },
+        };
+        match form {
+            InputsForm::Separate => tensors,
+            InputsForm::Single if count <= 1 => tensors,
+            InputsForm::Single | InputsForm::List => vec![Argument::List(tensors)],
+        }
+    }
+}
+
 /// One recorded call.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub callee: Callee,
+    /// The tensors among the arguments, in Keras' order.
     pub inputs: Vec<Symbol>,
+    /// The arguments, whose tensors are positions in `inputs`.
+    pub arguments: Arguments<usize>,
     /// Unique and increasing. Files list the calls of a shared layer in this order.
     pub sequence: u64,
     /// For a call of a model: the model's inner calls applied to `inputs`, by sequence number. Computed on
@@ -90,13 +116,37 @@ pub struct Symbol {
 }
 
 impl Symbol {
+    /// Records a call on `inputs`, passed in the form that the callee takes.
     pub(crate) fn new(callee: Callee, inputs: Vec<Symbol>) -> Symbol {
+        let positional = callee.positional(inputs.len());
+        Symbol::with_arguments(callee, inputs, Arguments { positional, named: vec![] })
+    }
+
+    /// Records a call. The tensors of `arguments` are positions in `inputs`.
+    pub(crate) fn with_arguments(
+        callee: Callee,
+        inputs: Vec<Symbol>,
+        arguments: Arguments<usize>,
+    ) -> Symbol {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
-        Symbol {
-            call: Arc::new(Call { callee, inputs, sequence, inlined: OnceLock::new() }),
-            output: 0,
-        }
+        let inlined = OnceLock::new();
+        Symbol { call: Arc::new(Call { callee, inputs, arguments, sequence, inlined }), output: 0 }
+    }
+
+    /// Returns another output of the same call, for layers with several outputs.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let x = Input::new([8]).symbol();
+    /// let y = Dense::new(4).apply(&x);
+    /// assert!(Model::new(&x, y.output(0)).is_ok());
+    /// assert!(Model::new(&x, y.output(1)).is_err());
+    /// ```
+    #[must_use]
+    pub fn output(&self, index: usize) -> Symbol {
+        Symbol { output: index, ..self.clone() }
     }
 
     /// Returns the identity of the call that produced it.
@@ -163,16 +213,52 @@ impl<const N: usize> Symbols for [Symbol; N] {
 pub trait Apply {
     /// Records a call of this layer.
     fn apply(self, inputs: impl Symbols) -> Symbol;
+
+    /// Records a call with named arguments, as Python's `layer(x, mask=mask)`.
+    fn apply_with<const N: usize>(
+        self,
+        inputs: impl Symbols,
+        named: [(&str, Argument<Symbol>); N],
+    ) -> Symbol;
 }
 
 impl<L: Layer> Apply for L {
     fn apply(self, inputs: impl Symbols) -> Symbol {
         LayerHandle::from(self).apply(inputs)
     }
+
+    fn apply_with<const N: usize>(
+        self,
+        inputs: impl Symbols,
+        named: [(&str, Argument<Symbol>); N],
+    ) -> Symbol {
+        LayerHandle::from(self).apply_with(inputs, named)
+    }
 }
 
 impl Apply for &LayerHandle {
     fn apply(self, inputs: impl Symbols) -> Symbol {
         Symbol::new(Callee::Layer(self.clone()), inputs.symbols())
+    }
+
+    fn apply_with<const N: usize>(
+        self,
+        inputs: impl Symbols,
+        named: [(&str, Argument<Symbol>); N],
+    ) -> Symbol {
+        let mut inputs = inputs.symbols();
+        let callee = Callee::Layer(self.clone());
+        let positional = callee.positional(inputs.len());
+        let mut named = named.to_vec();
+        named.sort_by_key(|(name, _)| *name);
+        let named = named.into_iter().map(|(name, argument)| {
+            let argument = argument.map(&mut |symbol: &Symbol| {
+                inputs.push(symbol.clone());
+                inputs.len() - 1
+            });
+            (name.to_string(), argument)
+        });
+        let arguments = Arguments { positional, named: named.collect() };
+        Symbol::with_arguments(callee, inputs, arguments)
     }
 }

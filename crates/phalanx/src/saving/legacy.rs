@@ -86,9 +86,9 @@ pub(super) fn write(
         for (layer, index) in of_member {
             let Some(tensor) = weights.get(layer).get(*index) else { continue };
             let owner = full.get(&key(layer)).unwrap_or(member);
-            let weight = layer.weights()[*index].spec.name;
+            let weight = layer.weights()[*index].spec.name.clone();
             let name = format!("{owner}/{weight}");
-            let values = keras::values(layer, weight, tensor.f32().unwrap_or_default());
+            let values = keras::values(layer, &weight, tensor.f32().unwrap_or_default());
             group.dataset(&format!("{member}/{name}"), tensor.dims(), values);
             names.push(name);
         }

@@ -78,7 +78,9 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
     let types: Vec<Type> = inputs.iter().map(|t| row_type(t)).collect();
     let mut called = call(&layer, training, &types)?;
 
-    let names: Vec<&str> = layer.weights().iter().map(|w| w.spec.name).collect();
+    // Keras names a weight of a sublayer without its path.
+    let last = |name: &str| name.rsplit('/').next().unwrap_or_default().to_string();
+    let names: Vec<String> = layer.weights().iter().map(|w| last(&w.spec.name)).collect();
     assert_eq!(json!(names), case.json["weight_names"], "{}: weights", case.name);
     let graph = &mut called.lowering.graph;
     let trainable: Vec<bool> =

@@ -11,6 +11,7 @@ mod examples;
 mod files;
 mod image_layers;
 mod keras_files;
+mod keras_models;
 mod keras_networks;
 mod layers;
 mod loss_scale;

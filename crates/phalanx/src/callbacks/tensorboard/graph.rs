@@ -42,9 +42,17 @@ impl Graph {
                 Callee::Input(_) => {
                     let position = model.inputs.iter().position(|s| s.id() == Arc::as_ptr(call));
                     let outer = given.zip(position).and_then(|(nodes, at)| nodes.get(at).cloned());
-                    vec![outer.unwrap_or_else(|| self.node(name, None, &inputs, &model_call.ty))]
+                    vec![
+                        outer.unwrap_or_else(|| {
+                            self.node(name, None, &inputs, &model_call.types[0])
+                        }),
+                    ]
                 }
-                Callee::Layer(layer) => vec![self.node(name, Some(layer), &inputs, &model_call.ty)],
+                Callee::Layer(layer) => {
+                    let node = self.node(name, Some(layer), &inputs, &model_call.types[0]);
+                    let others = (1..model_call.types.len()).map(|i| format!("{node}:{i}"));
+                    std::iter::once(node.clone()).chain(others).collect()
+                }
                 Callee::Model(inner) => {
                     let scope = self.free(name);
                     self.add(inner, &format!("{scope}/"), Some(&inputs))

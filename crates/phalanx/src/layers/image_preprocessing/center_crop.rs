@@ -5,7 +5,7 @@ use super::super::support::{DataFormat, check_at_least_one};
 use super::resize::{Resampling, aspect_window, resize};
 use super::{float_image, window};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
@@ -58,10 +58,10 @@ pub(super) fn center(
 impl Layer for CenterCrop {
     keras_class!("CenterCrop");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
         let (x, [h, w, _]) = float_image(cx, inputs)?;
-        center(cx, x, [h, w], size)
+        Ok(center(cx, x, [h, w], size)?.into())
     }
 }

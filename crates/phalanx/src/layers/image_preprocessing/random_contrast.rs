@@ -5,7 +5,7 @@ use super::super::support::DataFormat;
 use super::{Factor, float_image, uniform};
 use crate::config::{self, setters};
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -71,7 +71,7 @@ impl Layer for RandomContrast {
         config::write(&RandomContrast { factor: self.bounds(), ..self.clone() })
     }
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let [lower, upper] = self.bounds().within_unit(cx, "factor")?;
         let (darkest, brightest) = self.value_range;
         if !(darkest.is_finite() && brightest.is_finite() && darkest <= brightest) {
@@ -80,7 +80,7 @@ impl Layer for RandomContrast {
         }
         let (x, _) = float_image(cx, inputs)?;
         if !cx.training() {
-            return Ok(x);
+            return Ok(x.into());
         }
         let u = uniform(cx, &[1, 1, 1])?;
         let g = cx.graph();
@@ -90,6 +90,6 @@ impl Layer for RandomContrast {
         let apart = g.sub(x, mean)?;
         let apart = g.mul(apart, factor)?;
         let y = g.add(apart, mean)?;
-        Ok(g.clamp(y, darkest, brightest)?)
+        Ok(g.clamp(y, darkest, brightest)?.into())
     }
 }

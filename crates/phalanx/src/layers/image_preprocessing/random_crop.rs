@@ -7,7 +7,7 @@ use super::center_crop::{center, check_size};
 use super::{float_image, uniform};
 use crate::config::setters;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
@@ -46,26 +46,26 @@ impl RandomCrop {
 impl Layer for RandomCrop {
     keras_class!("RandomCrop");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
         let (x, dims) = float_image(cx, inputs)?;
         let [h, w, _] = dims;
         if h < size[0] || w < size[1] || [h, w] == size {
-            return center(cx, x, [h, w], size);
+            return Ok(center(cx, x, [h, w], size)?.into());
         }
         let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]];
         let maps = Affine { base: IDENTITY, slopes }.declare(cx);
         let places = [h - size[0] + 1, w - size[1] + 1].map(|n| n as f32);
         let places = cx.constant("places", &[2], places.to_vec());
         if !cx.training() {
-            return center(cx, x, [h, w], size);
+            return Ok(center(cx, x, [h, w], size)?.into());
         }
         let u = uniform(cx, &[2])?;
         let g = cx.graph();
         let start = g.mul(u, places)?;
         let start = g.unary(Unary::Floor, start)?;
         let matrix = maps.matrix(cx, start)?;
-        sample(cx, pixel_geometry(dims, size), x, matrix)
+        Ok(sample(cx, pixel_geometry(dims, size), x, matrix)?.into())
     }
 }

@@ -10,7 +10,7 @@ use super::{float_image, uniform};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config::setters;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Binary;
@@ -74,7 +74,7 @@ impl RandomFlip {
 impl Layer for RandomFlip {
     keras_class!("RandomFlip");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let mode = *self.mode.get()?;
         let (x, dims) = float_image(cx, inputs)?;
         let [h, w, _] = dims;
@@ -88,12 +88,12 @@ impl Layer for RandomFlip {
         }
         let maps = Affine { base: IDENTITY, slopes }.declare(cx);
         if !cx.training() {
-            return Ok(x);
+            return Ok(x.into());
         }
         let u = uniform(cx, &[2])?;
         let half = cx.graph().scalar(0.5);
         let flips = cx.graph().binary(Binary::Gt, half, u)?;
         let matrix = maps.matrix(cx, flips)?;
-        sample(cx, pixel_geometry(dims, [h, w]), x, matrix)
+        Ok(sample(cx, pixel_geometry(dims, [h, w]), x, matrix)?.into())
     }
 }

@@ -10,7 +10,7 @@ use crate::by_name::ByName;
 use crate::config::{self, setters};
 use crate::data::FillMode;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ impl Layer for RandomRotation {
         config::write(&RandomRotation { factor: self.factor.ends().into(), ..self.clone() })
     }
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let [low, high] = self.factor.within_unit(cx, "factor")?;
         let (x, dims) = float_image(cx, inputs)?;
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
@@ -89,7 +89,7 @@ impl Layer for RandomRotation {
         let maps = Affine { base, slopes }.declare(cx);
         let quarter = cx.constant("quarter", &[2], vec![FRAC_PI_2 as f32, 0.0]);
         if !cx.training() {
-            return Ok(x);
+            return Ok(x.into());
         }
         let u = uniform(cx, &[1])?;
         let g = cx.graph();
@@ -99,6 +99,6 @@ impl Layer for RandomRotation {
         let both = g.add(angle, quarter)?;
         let both = g.unary(Unary::Sin, both)?;
         let matrix = maps.matrix(cx, both)?;
-        sample(cx, geom, x, matrix)
+        Ok(sample(cx, geom, x, matrix)?.into())
     }
 }

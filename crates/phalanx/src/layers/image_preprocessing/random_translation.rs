@@ -9,7 +9,7 @@ use crate::by_name::ByName;
 use crate::config::setters;
 use crate::data::FillMode;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,7 @@ impl RandomTranslation {
 impl Layer for RandomTranslation {
     keras_class!("RandomTranslation");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let down = self.height_factor.within_unit(cx, "height_factor")?;
         let right = self.width_factor.within_unit(cx, "width_factor")?;
         let (x, dims) = float_image(cx, inputs)?;
@@ -88,6 +88,6 @@ impl Layer for RandomTranslation {
         let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
         let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, -h], [0.0, 0.0, -w, 0.0, 0.0, 0.0]];
-        Affine { base: IDENTITY, slopes }.sample_randomly(cx, geom, x, [down, right])
+        Ok(Affine { base: IDENTITY, slopes }.sample_randomly(cx, geom, x, [down, right])?.into())
     }
 }

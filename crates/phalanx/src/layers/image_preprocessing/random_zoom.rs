@@ -10,7 +10,7 @@ use crate::by_name::ByName;
 use crate::config::setters;
 use crate::data::FillMode;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
@@ -83,7 +83,7 @@ fn checked_ends(cx: &LayerContext<'_>, argument: &str, factor: Factor) -> Result
 impl Layer for RandomZoom {
     keras_class!("RandomZoom");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let height = checked_ends(cx, "height_factor", self.height_factor)?;
         let width = self.width_factor.map(|f| checked_ends(cx, "width_factor", f)).transpose()?;
         let (x, dims) = float_image(cx, inputs)?;
@@ -94,7 +94,7 @@ impl Layer for RandomZoom {
         // The changes of height and width.
         let (down, across) = ([0.0, 0.0, 0.0, 0.0, 1.0, -my], [1.0, 0.0, -mx, 0.0, 0.0, 0.0]);
         let base = IDENTITY;
-        match width {
+        let y = match width {
             Some(width) => {
                 let slopes = [down, across];
                 Affine { base, slopes }.sample_randomly(cx, geom, x, [height, width])
@@ -103,6 +103,7 @@ impl Layer for RandomZoom {
                 let both = std::array::from_fn(|k| down[k] + across[k]);
                 Affine { base, slopes: [both] }.sample_randomly(cx, geom, x, [height])
             }
-        }
+        };
+        Ok(y?.into())
     }
 }

@@ -11,7 +11,7 @@ use super::{float_image, window};
 use crate::by_name::ByName;
 use crate::config::setters;
 use crate::error::Result;
-use crate::layer::{Layer, LayerContext};
+use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -116,7 +116,7 @@ impl Resizing {
 impl Layer for Resizing {
     keras_class!("Resizing");
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
         check_finite(cx, "fill_value", self.fill_value)?;
@@ -132,6 +132,6 @@ impl Layer for Resizing {
         } else if self.pad_to_aspect_ratio {
             x = self.pad(cx, x, dims)?;
         }
-        resize(cx, x, size, resampling, self.antialias)
+        Ok(resize(cx, x, size, resampling, self.antialias)?.into())
     }
 }

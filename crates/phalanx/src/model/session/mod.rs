@@ -91,7 +91,7 @@ fn lower(
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
     let feeds = def.feeds(&mut low);
-    let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
+    let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
     let outputs = def.lower(&mut low, &inputs, "")?;
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
     Ok(Lowered { low, outputs, scaling })
@@ -107,7 +107,7 @@ impl Session {
         let mut lowered =
             lower(&model.def, !losses.is_empty(), strategy.local().is_deterministic(), scaling)?;
         let graph = &lowered.low.graph;
-        let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(*o).clone()).collect();
+        let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
             losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
         let metrics = objective::resolve_metrics(metrics, &targets, &types)?;

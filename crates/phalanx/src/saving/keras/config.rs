@@ -1,8 +1,10 @@
 //! Serialization of a model's structure as Keras' `config.json`.
 
 use super::order::{ListEntry, identity, is_chain, order};
-use crate::layer::LayerHandle;
+use crate::layer::{Argument, Arguments, LayerHandle};
+use crate::layers::nested::dtype_policy;
 use crate::model::{Call, Callee, Definition, Input, IoStructure, ModelCall, Symbol};
+use crate::ops;
 use phalanx_graph::{DType, Type};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -53,12 +55,6 @@ fn dtype(dtype: DType) -> &'static str {
     }
 }
 
-/// The dtype policy of every layer.
-fn policy() -> Value {
-    json!({ "module": "keras", "class_name": "DTypePolicy",
-            "config": { "name": "float32" }, "registered_name": null })
-}
-
 /// A shape with an open batch dimension.
 fn shape(dims: &[usize]) -> Value {
     let axes = dims.iter().map(|d| Value::from(*d));
@@ -93,7 +89,7 @@ impl Writer {
         let layers: Vec<Value> =
             def.members.iter().map(|m| self.callee(&m.name, &m.callee).into()).collect();
         let config = json!({
-            "name": def.name, "trainable": trainable(def), "dtype": policy(), "layers": layers,
+            "name": def.name, "trainable": trainable(def), "dtype": dtype_policy(), "layers": layers,
             "build_input_shape": input,
         });
         let mut object = self.object("keras", "Sequential", config);
@@ -178,14 +174,19 @@ impl Writer {
         let mut config = layer.layer().config();
         let class = layer.layer().class_name();
         config.insert("name".into(), name.into());
+        if ops::is_op(layer.layer().module()) {
+            let mut object = self.object(layer.layer().module(), class, config.into());
+            object.insert("registered_name".into(), class.into());
+            return object;
+        }
         if class == "SpatialDropout2D" {
             // Keras' own layer accepts no more than this.
             config.insert("dtype".into(), "float32".into());
         } else {
             config.insert("trainable".into(), layer.trainable().into());
-            config.insert("dtype".into(), policy());
+            config.insert("dtype".into(), dtype_policy());
         }
-        let mut object = self.object("keras.layers", class, config.into());
+        let mut object = self.object(layer.layer().module(), class, config.into());
         if let Some(number) = self.shared.get(&identity(layer)) {
             object.insert("shared_object_id".into(), (*number).into());
         }
@@ -244,13 +245,12 @@ impl<'a> Nodes<'a> {
         let calls = self.calls[member].iter().filter(|p| !p.call.inputs.is_empty());
         calls
             .map(|model_call| {
-                let operands: Vec<Value> =
-                    model_call.call.inputs.iter().map(|s| self.tensor(s)).collect();
-                let args = match (&operands[..], takes_list(&model_call.call.callee)) {
-                    ([one], false) => json!([one]),
-                    _ => json!([operands]),
-                };
-                json!({ "args": args, "kwargs": {} })
+                let Arguments { positional, named } =
+                    model_call.call.arguments.map(|i| self.tensor(&model_call.call.inputs[*i]));
+                let args: Vec<Value> = positional.into_iter().map(argument).collect();
+                let kwargs: Map<String, Value> =
+                    named.into_iter().map(|(name, value)| (name, argument(value))).collect();
+                json!({ "args": args, "kwargs": kwargs })
             })
             .collect()
     }
@@ -269,16 +269,18 @@ impl<'a> Nodes<'a> {
             return inner.output_types[symbol.output].clone();
         }
         let (member, number) = self.indices[&symbol.id()];
-        self.calls[member][number].ty.clone()
+        self.calls[member][number].types[symbol.output].clone()
     }
 }
 
-/// Whether Keras passes the only input of a layer as a list.
-fn takes_list(callee: &Callee) -> bool {
-    let merging = ["Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"];
-    match callee {
-        Callee::Input(_) => false,
-        Callee::Layer(layer) => merging.contains(&layer.layer().class_name()),
-        Callee::Model(inner) => inner.input_structure == IoStructure::List,
+/// A serialized argument of a call.
+fn argument(argument: Argument<Value>) -> Value {
+    match argument {
+        Argument::Tensor(value) | Argument::Plain(value) => value,
+        Argument::List(items) => items.into_iter().map(self::argument).collect(),
+        Argument::Dict(entries) => {
+            let entries = entries.into_iter().map(|(name, item)| (name, self::argument(item)));
+            Value::Object(entries.collect())
+        }
     }
 }

@@ -2,9 +2,13 @@
 
 use super::read::brief;
 use crate::error::{Error, Result};
+use crate::layer::{Argument, Arguments};
 use crate::model::{Callee, IoStructure, ModelKind, Symbol};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+
+/// Maximum nesting of a call's arguments.
+const MAX_ARGUMENT_DEPTH: usize = 8;
 
 /// A tensor reference in a file: layer, index of the call, index of the output.
 type Tensor = (usize, usize, usize);
@@ -56,7 +60,7 @@ impl<'a> Graph<'a> {
         let mut ready: Vec<usize> = (0..self.layers.len()).rev().collect();
         while let Some(layer) = ready.pop() {
             while let Some(value) = self.next_call(layer) {
-                let operands = self.operands(layer, value)?;
+                let (operands, arguments) = self.arguments(layer, value)?;
                 let missing = operands.iter().find(|(l, n, _)| self.layers[*l].made.len() <= *n);
                 if let Some((of, number, _)) = missing {
                     waiting.entry((*of, *number)).or_default().push(layer);
@@ -65,7 +69,11 @@ impl<'a> Graph<'a> {
                 let inputs =
                     operands.iter().map(|t| self.symbol(*t)).collect::<Result<Vec<_>>>()?;
                 let node = &mut self.layers[layer];
-                node.made.push(Symbol::new(node.callee.clone(), inputs));
+                let callee = node.callee.clone();
+                node.made.push(match arguments {
+                    Some(arguments) => Symbol::with_arguments(callee, inputs, arguments),
+                    None => Symbol::new(callee, inputs),
+                });
                 let made = (layer, self.layers[layer].made.len() - 1);
                 ready.extend(waiting.remove(&made).unwrap_or_default());
             }
@@ -92,11 +100,13 @@ impl<'a> Graph<'a> {
     fn symbol(&self, (layer, number, output): Tensor) -> Result<Symbol> {
         let node = &self.layers[layer];
         let outputs = match &node.callee {
+            Callee::Input(_) => 1,
             Callee::Model(inner) => inner.outputs.len(),
-            _ => 1,
+            // Known once the types are inferred.
+            Callee::Layer(_) => usize::MAX,
         };
         match node.made.get(number) {
-            Some(symbol) if output < outputs => Ok(Symbol { output, ..symbol.clone() }),
+            Some(symbol) if output < outputs => Ok(symbol.output(output)),
             _ => {
                 let received = format!("output {output} of call {number}");
                 let owner = format!("layer '{}'", node.name);
@@ -105,47 +115,72 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The operands of a call.
-    fn operands(&self, layer: usize, value: &Value) -> Result<Vec<Tensor>> {
+    /// The operands of a call, and its arguments in terms of them; `None` for Keras 2, which lists only the operands.
+    fn arguments(
+        &self,
+        layer: usize,
+        value: &Value,
+    ) -> Result<(Vec<Tensor>, Option<Arguments<usize>>)> {
         let owner = format!("layer '{}'", self.layers[layer].name);
-        let mut out = vec![];
+        let mut operands = vec![];
         // Keras 2: [["name", 0, 0, {}], ..]
         if let Some(list) = value.as_array() {
             for item in list {
                 let options = item.get(3).and_then(Value::as_object);
                 options.map_or(Ok(()), |options| check_options(&owner, options))?;
-                out.push(self.parse_tensor(&owner, item)?);
+                operands.push(self.parse_tensor(&owner, item)?);
             }
-            return Ok(out);
+            return Ok((operands, None));
         }
-        let args = value.get("args").unwrap_or(&Value::Null);
-        self.tensors(&owner, args, 0, &mut out)?;
-        if let Some(options) = value.get("kwargs").and_then(Value::as_object) {
-            check_options(&owner, options)?;
+        let mut positional = vec![];
+        for item in value.get("args").and_then(Value::as_array).into_iter().flatten() {
+            positional.push(self.argument(&owner, item, 0)?);
         }
-        Ok(out)
+        let mut named = vec![];
+        for (name, item) in value.get("kwargs").and_then(Value::as_object).into_iter().flatten() {
+            named.push((name.clone(), self.argument(&owner, item, 0)?));
+        }
+        let arguments = Arguments { positional, named };
+        arguments.for_each_tensor(&mut |tensor| operands.push(*tensor));
+        if operands.is_empty() {
+            return Err(Error::argument(owner, "args", "tensors of the model", brief(value)));
+        }
+        let position = |tensor: &Tensor| operands.iter().position(|t| t == tensor).unwrap_or(0);
+        let arguments = arguments.map(position);
+        Ok((operands, Some(arguments)))
     }
 
-    /// The tensors in the arguments of a call, in order.
-    fn tensors(
-        &self,
-        owner: &str,
-        args: &Value,
-        depth: usize,
-        out: &mut Vec<Tensor>,
-    ) -> Result<()> {
-        if let Some(list) = args.as_array().filter(|_| depth < 3) {
-            return list.iter().try_for_each(|item| self.tensors(owner, item, depth + 1, out));
+    /// Parses an argument: a tensor, a structure that contains tensors, or a plain value.
+    fn argument(&self, owner: &str, value: &Value, depth: usize) -> Result<Argument<Tensor>> {
+        if depth > MAX_ARGUMENT_DEPTH {
+            let expected = format!("at most {MAX_ARGUMENT_DEPTH} levels");
+            return Err(Error::argument(owner, "args", expected, brief(value)));
         }
-        let tensor = args.get("class_name").and_then(Value::as_str) == Some("__keras_tensor__");
-        let history = args.get("config").and_then(|config| config.get("keras_history"));
-        match history.filter(|_| tensor) {
-            Some(history) => {
-                out.push(self.parse_tensor(owner, history)?);
-                Ok(())
+        Ok(match value {
+            Value::Array(items) => {
+                let items = items.iter().map(|item| self.argument(owner, item, depth + 1));
+                let items = items.collect::<Result<Vec<_>>>()?;
+                match items.iter().all(|item| matches!(item, Argument::Plain(_))) {
+                    true if !items.is_empty() => Argument::Plain(value.clone()),
+                    _ => Argument::List(items),
+                }
             }
-            None => Err(Error::argument(owner, "args", "tensors of the model", brief(args))),
-        }
+            Value::Object(object) => match object.get("class_name").and_then(Value::as_str) {
+                Some("__keras_tensor__") => {
+                    let history = object.get("config").and_then(|c| c.get("keras_history"));
+                    let history = history.unwrap_or(&Value::Null);
+                    Argument::Tensor(self.parse_tensor(owner, history)?)
+                }
+                Some(_) => Argument::Plain(value.clone()),
+                None => {
+                    let entries = object.iter().map(|(name, item)| {
+                        Ok((name.clone(), self.argument(owner, item, depth + 1)?))
+                    });
+                    Argument::Dict(entries.collect::<Result<_>>()?)
+                }
+            },
+            _ => Argument::Plain(value.clone()),
+        })
     }
 
     /// `["layer", call, output, ..]`

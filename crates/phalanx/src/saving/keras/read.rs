@@ -8,7 +8,9 @@ use super::graph::Graph;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
+use crate::layers::nested::policy_name;
 use crate::model::{Callee, Definition, Input, ModelKind, Symbol};
+use crate::ops;
 use phalanx_graph::{DType, text};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -57,6 +59,7 @@ pub(super) fn is_keras(module: &str) -> bool {
 /// A serialized object.
 pub(super) struct Object<'a> {
     pub class: &'a str,
+    pub module: &'a str,
     pub config: &'a Map<String, Value>,
     whole: &'a Map<String, Value>,
 }
@@ -82,7 +85,8 @@ impl<'a> Object<'a> {
         }
         let config = whole.get("config").unwrap_or(&Value::Null);
         let config = config.as_object().ok_or_else(|| wrong("a config", config))?;
-        Ok(Object { class, config, whole })
+        let module = module.and_then(Value::as_str).unwrap_or_default();
+        Ok(Object { class, module, config, whole })
     }
 
     fn name(&self) -> Option<&'a str> {
@@ -125,6 +129,12 @@ impl Reader {
         let callee = match number.and_then(|n| self.shared.get(&n)) {
             Some(known) => known.clone(),
             None => match object.class {
+                class if ops::is_op(object.module) => {
+                    let mut config = object.config.clone();
+                    config.remove("name");
+                    let op = ops::from_config(object.module, class, config)?;
+                    Callee::Layer(LayerHandle::new(op, name.clone(), true))
+                }
                 "InputLayer" => Callee::Input(input(&object)?),
                 "Sequential" => {
                     let (model, size) = self.sequential(&object)?;
@@ -276,7 +286,7 @@ fn input(object: &Object<'_>) -> Result<Input> {
     let null = Value::Null;
     let shape = object.config.get("batch_shape").or(object.config.get("batch_input_shape"));
     let mut input = Input::new(sample_shape(&owner, shape.unwrap_or(&null))?).named(name);
-    input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy) {
+    input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy_name) {
         Some("float32") => DType::F32,
         Some("int32" | "int64" | "int16" | "int8" | "uint8" | "uint16" | "uint32") => DType::I32,
         other => {
@@ -287,21 +297,12 @@ fn input(object: &Object<'_>) -> Result<Input> {
     Ok(input)
 }
 
-/// The name of an element type or policy.
-fn policy(dtype: &Value) -> Option<&str> {
-    match dtype {
-        Value::Null => Some("float32"),
-        Value::String(name) => Some(name),
-        other => other.get("config")?.get("name")?.as_str(),
-    }
-}
-
 fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let name = object.name().unwrap_or(object.class);
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();
     let dtype = config.remove("dtype");
-    if dtype.as_ref().map_or(Some("float32"), policy) != Some("float32") {
+    if dtype.as_ref().map_or(Some("float32"), policy_name) != Some("float32") {
         let received = dtype.as_ref().map(brief).unwrap_or_default();
         return Err(Error::argument(owner(), "dtype", "float32", received));
     }

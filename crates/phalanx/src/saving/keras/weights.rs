@@ -5,6 +5,7 @@ use super::order::{identity, is_chain, listed};
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition, snake_case};
+use crate::ops;
 use crate::saving::training::{Training, TrainingState, Variable};
 use phalanx_graph::Tensor;
 use phalanx_hdf5::{File, Group, GroupBuilder, Values};
@@ -26,7 +27,9 @@ fn slots(def: &Definition) -> Vec<Slot> {
     fn collect(def: &Definition, path: &str, name: &str, out: &mut Vec<Slot>) {
         out.push(Slot { path: path.into(), name: name.into(), layer: None });
         let mut counts: HashMap<String, usize> = HashMap::new();
-        for (name, callee) in listed(def) {
+        // Ops have no variables and no number.
+        let is_op = |callee: &Option<&Callee>| matches!(callee, Some(Callee::Layer(l)) if ops::is_op(l.layer().module()));
+        for (name, callee) in listed(def).into_iter().filter(|(_, callee)| !is_op(callee)) {
             let class = match callee {
                 None | Some(Callee::Input(_)) => "InputLayer",
                 Some(Callee::Layer(layer)) => layer.layer().class_name(),
@@ -50,6 +53,37 @@ fn slots(def: &Definition) -> Vec<Slot> {
     let mut out = vec![];
     collect(def, "", &def.name, &mut out);
     out
+}
+
+/// The location of a weight below its layer's group.
+struct Location {
+    /// `vars`, or `cell/vars` for a weight of the sublayer `cell`.
+    group: String,
+    /// Its number among the weights of the group.
+    number: usize,
+    /// The last attribute of the sublayer's path, or nothing.
+    owner: String,
+    /// The weight's name in the layer.
+    weight: String,
+}
+
+/// The locations of a layer's weights, in order.
+fn locations(layer: &LayerHandle) -> Vec<Location> {
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let weights = layer.weights();
+    let location = |w: &crate::layer::Weight| {
+        let sublayer = &w.spec.sublayer;
+        let count = counts.entry(sublayer.clone()).or_default();
+        let number = *count;
+        *count += 1;
+        Location {
+            group: if sublayer.is_empty() { "vars".into() } else { format!("{sublayer}/vars") },
+            number,
+            owner: sublayer.rsplit('/').next().unwrap_or_default().into(),
+            weight: w.spec.name.clone(),
+        }
+    };
+    weights.iter().map(location).collect()
 }
 
 /// The values of a weight as HDF5 stores them. The count of an adapted normalization is an integer.
@@ -95,10 +129,14 @@ pub(in crate::saving) fn content(
         let vars = format!("{}vars", slot.path);
         root.group(&vars).attribute("name", slot.name);
         let Some(layer) = slot.layer else { continue };
-        let names: Vec<&str> = layer.weights().iter().map(|w| w.spec.name).collect();
-        for (i, (tensor, name)) in weights.get(&layer).iter().zip(names).enumerate() {
+        for (tensor, location) in weights.get(&layer).iter().zip(locations(&layer)) {
             let data = tensor.f32().unwrap_or_default();
-            root.dataset(&format!("{vars}/{i}"), tensor.dims(), values(&layer, name, data));
+            let group = format!("{}{}", slot.path, location.group);
+            if location.number == 0 && !location.owner.is_empty() {
+                root.group(&group).attribute("name", location.owner);
+            }
+            let dataset = format!("{group}/{}", location.number);
+            root.dataset(&dataset, tensor.dims(), values(&layer, &location.weight, data));
         }
     }
     if let Some(Training { optimizer, state, .. }) = training {
@@ -167,17 +205,22 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         // Keras writes a shared layer only where it first occurs.
         let Some(layer) = slot.layer.filter(|layer| seen.insert(identity(layer))) else { continue };
         let specs: Vec<Vec<usize>> = layer.weights().iter().map(|w| w.spec.dims.clone()).collect();
-        let vars = format!("{}vars", slot.path);
+        let locations = locations(&layer);
+        let mut groups: Vec<&str> = locations.iter().map(|l| l.group.as_str()).collect();
+        groups.push("vars");
+        groups.sort_unstable();
+        groups.dedup();
         // Sequential models of some versions omit layers without weights.
-        let found = file.root().group(&vars).map_or(0, |group| group.members().len());
+        let members = |group: &&str| file.root().group(&format!("{}{group}", slot.path));
+        let found: usize = groups.iter().map(|g| members(g).map_or(0, |g| g.members().len())).sum();
         if found != specs.len() {
             let expected = specs.len();
             faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
             continue;
         }
         let mut tensors = vec![];
-        for (i, dims) in specs.iter().enumerate() {
-            let location = format!("{vars}/{i}");
+        for (location, dims) in locations.iter().zip(&specs) {
+            let location = format!("{}{}/{}", slot.path, location.group, location.number);
             let dataset = file.root().dataset(&location).map_err(|e| fault(path, e))?;
             if dataset.shape() != dims {
                 let what = format!("{location} of '{}'", slot.name);

@@ -40,7 +40,8 @@ fn plain(class: &str) -> Map<String, Value> {
     let needed = json!({ "units": 2, "filters": 2, "kernel_size": 2, "rate": 0.5, "pool_size": 2,
         "input_dim": 3, "output_dim": 2, "dims": [1], "target_shape": [-1], "scale": 2.0,
         "activation": "relu", "height": 2, "width": 1, "factor": 0.2, "height_factor": 0.2,
-        "width_factor": 0.2 });
+        "width_factor": 0.2, "layer": { "class_name": "LSTM", "config": { "units": 2 } },
+        "cell": { "class_name": "LSTMCell", "config": { "units": 2 } } });
     let all = needed.as_object().unwrap();
     // The minimal config, found by removing the keys that the class does not know.
     let mut config = all.clone();

@@ -101,7 +101,7 @@ fn an_adapted_normalization_gives_mean_zero_and_variance_one() {
 fn a_normalization_without_numbers_has_keras_weights() {
     let layer: LayerHandle = Normalization::new().into();
     let called = call(&layer, false, &[Type::rows([2])]).unwrap();
-    let names: Vec<&str> = layer.weights().iter().map(|w| w.spec.name).collect();
+    let names: Vec<String> = layer.weights().iter().map(|w| w.spec.name.clone()).collect();
     assert_eq!(names, ["mean", "variance", "count"]);
     let weights = [vec![1.0f32, 2.0], vec![4.0, 9.0]].map(|v| Tensor::new([2], v).unwrap());
     let count = Tensor::zeros([]);

@@ -1,0 +1,368 @@
+//! Lowering of layers to a graph: the state of a model's lowering and the context of a layer's call.
+
+use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
+use crate::error::{Error, Result};
+use phalanx_graph::text::shown;
+use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope};
+
+/// A value of a model under lowering: its node and its mask. A mask has one number per step of the value's sequence, 1 for
+/// valid steps and 0 for padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// The value.
+    pub node: NodeId,
+    /// Its mask, if any.
+    pub mask: Option<NodeId>,
+}
+
+impl From<NodeId> for Operand {
+    fn from(node: NodeId) -> Operand {
+        Operand { node, mask: None }
+    }
+}
+
+/// A weight of a model: its graph parameter and the layer that holds its values.
+#[derive(Clone, Debug)]
+pub struct ModelWeight {
+    /// The layer that declared the weight.
+    pub layer: LayerHandle,
+    /// The layer's name in this model.
+    pub layer_name: String,
+    /// Index in the layer's weights.
+    pub index: usize,
+    /// The graph parameter.
+    pub param: ParamId,
+}
+
+/// The state of lowering a model to a graph, which the layers append to.
+#[derive(Debug)]
+pub struct Lowering {
+    /// The graph.
+    pub graph: Graph,
+    /// Whether this is a training pass: dropout is active, batch norm uses batch statistics.
+    pub training: bool,
+    /// The weights declared so far, in order.
+    pub weights: Vec<ModelWeight>,
+    /// Assignments at the end of the step, such as moving statistics.
+    pub assigns: Vec<(ParamId, NodeId)>,
+    /// Constant parameters from layer configs, with their values.
+    pub constants: Vec<(ParamId, Vec<f32>)>,
+    /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
+    pub synchronized: bool,
+    streams: u32,
+}
+
+impl Lowering {
+    /// Creates a lowering with an empty graph.
+    pub fn new(training: bool) -> Lowering {
+        Lowering {
+            graph: Graph::new(),
+            training,
+            weights: vec![],
+            assigns: vec![],
+            constants: vec![],
+            synchronized: false,
+            streams: 0,
+        }
+    }
+
+    /// Calls a layer with one output on values without masks; `name` is its name in this model.
+    ///
+    /// # Errors
+    /// If the layer refuses its inputs, or has several outputs.
+    pub fn call(&mut self, layer: &LayerHandle, name: &str, inputs: &[NodeId]) -> Result<NodeId> {
+        let tensors = inputs.iter().map(|node| Argument::Tensor((*node).into())).collect();
+        let arguments = Arguments { positional: tensors, named: vec![] };
+        match self.call_with(layer, name, &arguments)?[..] {
+            [output] => Ok(output.node),
+            ref outputs => {
+                Err(Error::argument(format!("layer '{name}'"), "outputs", "1", outputs.len()))
+            }
+        }
+    }
+
+    /// Calls a layer; `name` is its name in this model.
+    ///
+    /// # Errors
+    /// If the layer refuses its arguments.
+    pub fn call_with(
+        &mut self,
+        layer: &LayerHandle,
+        name: &str,
+        arguments: &Arguments<Operand>,
+    ) -> Result<Vec<Operand>> {
+        let outer = self.graph.enter(name);
+        let mut cx = LayerContext {
+            lowering: self,
+            layer,
+            name,
+            arguments,
+            sublayer: String::new(),
+            frozen_sublayer: false,
+            first: 0,
+            declared: 0,
+        };
+        let out = cx.run(layer.layer()).map_err(|e| match e {
+            Error::Graph(g) => Error::Graph(g.in_layer(name)),
+            other => other,
+        });
+        self.graph.enter(&outer);
+        out
+    }
+}
+
+/// The context of a layer's `call`: the graph, the arguments, the layer's weights and the mode.
+pub struct LayerContext<'a> {
+    lowering: &'a mut Lowering,
+    layer: &'a LayerHandle,
+    name: &'a str,
+    arguments: &'a Arguments<Operand>,
+    /// The path of the sublayer that is called, empty for the layer itself.
+    sublayer: String,
+    frozen_sublayer: bool,
+    /// The first weight of the layer or sublayer.
+    first: usize,
+    declared: usize,
+}
+
+impl LayerContext<'_> {
+    /// Calls `layer` on this context's arguments and applies its mask rule.
+    fn run(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+        self.check_arguments(layer)?;
+        let mut operands: Vec<Operand> = vec![];
+        let positional = &self.arguments.positional;
+        positional.iter().for_each(|a| a.for_each_tensor(&mut |operand| operands.push(*operand)));
+        let inputs: Vec<NodeId> = operands.iter().map(|operand| operand.node).collect();
+        let Outputs { nodes, masks } = layer.call(self, &inputs)?;
+        let passed = match layer.mask_rule() {
+            MaskRule::Stop => None,
+            MaskRule::Pass => self.mask(0),
+        };
+        let masks = masks.unwrap_or_else(|| vec![passed; nodes.len()]);
+        Ok(nodes.into_iter().zip(masks).map(|(node, mask)| Operand { node, mask }).collect())
+    }
+
+    /// Calls a layer that this layer is made of. `attribute` is Keras' name for it. Its weights belong to this layer.
+    ///
+    /// # Errors
+    /// If the sublayer refuses its arguments.
+    pub fn call_sublayer(
+        &mut self,
+        attribute: &str,
+        layer: &dyn Layer,
+        trainable: bool,
+        arguments: &Arguments<Operand>,
+    ) -> Result<Vec<Operand>> {
+        self.in_sublayer(attribute, trainable, |cx| {
+            let mut inner = LayerContext {
+                lowering: &mut *cx.lowering,
+                layer: cx.layer,
+                name: cx.name,
+                arguments,
+                sublayer: cx.sublayer.clone(),
+                frozen_sublayer: cx.frozen_sublayer,
+                first: cx.first,
+                declared: cx.declared,
+            };
+            let out = inner.run(layer);
+            cx.declared = inner.declared;
+            out
+        })
+    }
+
+    /// Makes the next weights the ones that this layer declared first, to call a sublayer again.
+    pub fn reuse_weights(&mut self) {
+        self.declared = self.first;
+    }
+
+    /// Runs `body` as part of a sublayer: the weights that it declares belong to that sublayer.
+    ///
+    /// # Errors
+    /// Those of `body`.
+    pub fn in_sublayer<T>(
+        &mut self,
+        attribute: &str,
+        trainable: bool,
+        body: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let separator = if self.sublayer.is_empty() { "" } else { "/" };
+        let path = format!("{}{separator}{attribute}", self.sublayer);
+        let outer = std::mem::replace(&mut self.sublayer, path);
+        let (frozen, first) = (self.frozen_sublayer, self.first);
+        self.frozen_sublayer |= !trainable;
+        self.first = self.declared;
+        let out = body(self);
+        (self.sublayer, self.frozen_sublayer, self.first) = (outer, frozen, first);
+        out
+    }
+
+    /// Returns the arguments of the call.
+    pub fn arguments(&self) -> &Arguments<Operand> {
+        self.arguments
+    }
+
+    /// Returns the argument that `signature` calls `name`, passed by position or by name. Python's `None` counts as
+    /// absent.
+    pub fn passed(&self, signature: &[&str], name: &str) -> Option<&Argument<Operand>> {
+        let position = signature.iter().position(|known| *known == name);
+        let positional = position.and_then(|at| self.arguments.positional.get(at));
+        positional.filter(|argument| !argument.is_none()).or_else(|| self.arguments.named(name))
+    }
+
+    /// Fails if the call has arguments that the layer does not take.
+    fn check_arguments(&self, layer: &dyn Layer) -> Result<()> {
+        let signature = layer.signature();
+        let positional = &self.arguments.positional;
+        // Several tensors may stand in place of a list of them.
+        let plain = positional.iter().skip(signature.len());
+        if plain.filter(|a| !matches!(a, Argument::Tensor(_))).any(|a| !a.is_none()) {
+            let expected = format!("at most {} by position", signature.len());
+            return Err(self.argument("arguments", &expected, positional.len()));
+        }
+        for (name, argument) in &self.arguments.named {
+            let known = signature.contains(&name.as_str());
+            // Whether the model trains or predicts decides, as in Keras.
+            if known || argument.is_none() || matches!(name.as_str(), "training" | "mask") {
+                continue;
+            }
+            let expected = format!("one of {}", signature.join(", "));
+            return Err(self.argument("arguments", &expected, shown(name)));
+        }
+        Ok(())
+    }
+
+    /// Returns the mask of an input: the argument `mask` if the call has one, else the input's own.
+    pub fn mask(&self, input: usize) -> Option<NodeId> {
+        match self.arguments.named("mask") {
+            Some(Argument::Tensor(mask)) if input == 0 => return Some(mask.node),
+            Some(Argument::List(masks)) => {
+                if let Some(Argument::Tensor(mask)) = masks.get(input) {
+                    return Some(mask.node);
+                }
+            }
+            _ => {}
+        }
+        let mut operands: Vec<&Operand> = vec![];
+        let positional = &self.arguments.positional;
+        positional.iter().for_each(|a| a.for_each_tensor(&mut |operand| operands.push(operand)));
+        operands.get(input).and_then(|operand| operand.mask)
+    }
+
+    /// Returns the graph to append to.
+    pub fn graph(&mut self) -> &mut Graph {
+        &mut self.lowering.graph
+    }
+
+    /// Returns the layer's name in this model.
+    pub fn name(&self) -> &str {
+        self.name
+    }
+
+    /// Returns the dimensions of one sample of `x`.
+    pub fn dims(&self, x: NodeId) -> Vec<usize> {
+        self.lowering.graph.ty(x).dims.clone()
+    }
+
+    /// Returns whether this is a training pass.
+    pub fn training(&self) -> bool {
+        self.lowering.training
+    }
+
+    /// Returns whether the layer is trainable. A frozen batch norm runs in inference mode.
+    pub fn trainable(&self) -> bool {
+        self.layer.trainable() && !self.frozen_sublayer
+    }
+
+    /// Creates an error about an argument of this layer.
+    pub fn argument(&self, argument: &str, expected: &str, received: impl ToString) -> Error {
+        Error::argument(format!("layer '{}'", self.name), argument, expected, received)
+    }
+
+    /// Declares the layer's next weight, or finds it if an earlier call declared it, and returns its value.
+    pub fn weight(&mut self, mut spec: WeightSpec) -> Result<NodeId> {
+        let index = self.declared;
+        self.declared += 1;
+        if !self.sublayer.is_empty() {
+            spec.name = format!("{}/{}", self.sublayer, spec.name);
+            spec.sublayer.clone_from(&self.sublayer);
+            spec.trainable &= !self.frozen_sublayer;
+        }
+        let full_name = format!("{}/{}", self.name, spec.name);
+        if spec.dims.contains(&0) {
+            let dims = format!("{:?}", spec.dims);
+            return Err(self.argument(&spec.name, "a shape without zeros", dims));
+        }
+        let len = spec.dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if len.is_none_or(|n| n > MAX_ELEMENTS) {
+            let dims = format!("{:?}", spec.dims);
+            return Err(self.argument(&spec.name, "a shape that fits in memory", dims));
+        }
+        let mut weights = self.layer.weights();
+        match weights.get_mut(index) {
+            None => weights.push(Weight { spec: spec.clone(), values: None }),
+            Some(existing) if existing.spec.dims == spec.dims => existing.spec = spec.clone(),
+            Some(existing) => {
+                let (expected, received) = (format!("{:?}", existing.spec.dims), &spec.dims);
+                return Err(self.argument(
+                    &spec.name,
+                    &format!("the shape it was built with, {expected}"),
+                    format!("{received:?}"),
+                ));
+            }
+        }
+        drop(weights);
+        let declared =
+            self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
+        let param = match declared {
+            Some(w) => w.param,
+            None => {
+                let trainable = spec.trainable && self.layer.trainable();
+                let param = self.lowering.graph.add_param(&full_name, &spec.dims, trainable);
+                self.lowering.weights.push(ModelWeight {
+                    layer: self.layer.clone(),
+                    layer_name: self.name.into(),
+                    index,
+                    param,
+                });
+                param
+            }
+        };
+        // As in Keras, a later call of a shared layer reads what an earlier call assigned.
+        let pending = self.lowering.assigns.iter().find(|(p, _)| *p == param).map(|(_, n)| *n);
+        Ok(pending.unwrap_or_else(|| self.lowering.graph.param(param)))
+    }
+
+    /// Adds a constant from the layer's config. It is not a weight and is never saved.
+    ///
+    /// # Panics
+    /// If the number of values does not match `dims`.
+    pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
+        assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
+        let full_name = format!("{}/{name}", self.name);
+        let param = self.lowering.graph.add_param(&full_name, dims, false);
+        self.lowering.constants.push((param, values));
+        self.lowering.graph.param(param)
+    }
+
+    /// Assigns `value` to the layer's weight `index` at the end of the step.
+    pub fn assign(&mut self, index: usize, value: NodeId) {
+        let index = self.first + index;
+        let declared =
+            self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
+        let param = declared.expect("a layer assigns a weight it has declared").param;
+        // The last call wins.
+        self.lowering.assigns.retain(|(p, _)| *p != param);
+        self.lowering.assigns.push((param, value));
+    }
+
+    /// Returns a random stream that only this call uses.
+    pub fn stream(&mut self) -> u32 {
+        self.lowering.streams += 1;
+        self.lowering.streams
+    }
+
+    /// Returns the scope over which batch statistics are reduced.
+    pub fn statistics(&self, synchronized: bool) -> Scope {
+        if synchronized || self.lowering.synchronized { Scope::All } else { Scope::Device }
+    }
+}

@@ -1,0 +1,209 @@
+//! Recurrent cells: what one step of a sequence computes.
+
+use crate::error::Result;
+use crate::layer::{LayerContext, WeightSpec};
+use crate::layers::support::WeightOptions;
+use crate::registry::Config;
+use phalanx_graph::ops::Epilogue;
+use phalanx_graph::{NodeId, Op};
+use std::fmt::Debug;
+use std::ops::Range;
+
+/// A recurrent cell: its config, and the weights that all steps share.
+pub(crate) trait Cell: Debug + Send + Sync {
+    /// Keras' class name, such as `LSTMCell`.
+    fn class_name(&self) -> &'static str;
+
+    /// The config with Keras' keys, without `name`, `trainable` and `dtype`.
+    fn config(&self) -> Config;
+
+    /// The number of its states.
+    fn states(&self) -> usize;
+
+    /// Declares the weights for inputs whose steps have these dimensions.
+    fn declare(
+        &self,
+        cx: &mut LayerContext<'_>,
+        input: &[usize],
+    ) -> Result<Box<dyn DeclaredCell + '_>>;
+}
+
+/// A cell whose weights are declared.
+pub(crate) trait DeclaredCell {
+    /// The dimensions of the output of a step.
+    fn output(&self) -> Vec<usize>;
+
+    /// Computes the part of a step that does not depend on the states, for one step or for a whole sequence, whose
+    /// steps are the first axis.
+    fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId>;
+
+    /// Computes one step from the projected input and the states. A state that is absent is zero.
+    fn step(&self, cx: &mut LayerContext<'_>, x: NodeId, states: &[Option<NodeId>])
+    -> Result<Step>;
+}
+
+/// The result of a step.
+pub(crate) struct Step {
+    pub output: NodeId,
+    pub states: Vec<NodeId>,
+}
+
+/// The options that all cells on vectors share.
+pub(crate) struct CellOptions<'a> {
+    pub units: usize,
+    pub gates: usize,
+    /// Rows of the bias: two if inputs and states have one each.
+    pub biases: usize,
+    pub use_bias: bool,
+    /// The elements of the bias that start at one.
+    pub ones: Option<Range<usize>>,
+    pub kernel: WeightOptions<'a>,
+    pub recurrent: WeightOptions<'a>,
+    pub bias: WeightOptions<'a>,
+    pub dropout: f64,
+    pub recurrent_dropout: f64,
+}
+
+impl<'a> CellOptions<'a> {
+    /// Checks the options and declares the weights.
+    pub fn declare(self, cx: &mut LayerContext<'_>, input: &[usize]) -> Result<VectorCell<'a>> {
+        for (name, rate) in
+            [("dropout", self.dropout), ("recurrent_dropout", self.recurrent_dropout)]
+        {
+            if !(0.0..=1.0).contains(&rate) {
+                return Err(cx.argument(name, "0 to 1", rate));
+            }
+        }
+        crate::layers::support::check_at_least_one(cx, "units", self.units)?;
+        let [features] = *input else {
+            return Err(cx.argument("input", "steps that are vectors", format!("{input:?}")));
+        };
+        let Some(columns) = self.units.checked_mul(self.gates) else {
+            return Err(cx.argument("units", "a kernel that fits in memory", self.units));
+        };
+        let kernel = self.kernel.weight(cx, "kernel", &[features, columns])?;
+        let recurrent = self.recurrent.weight(cx, "recurrent_kernel", &[self.units, columns])?;
+        let bias = match (self.use_bias, self.biases) {
+            (false, _) => None,
+            (true, 1) => {
+                let spec = self.bias.spec(cx, "bias", &[columns])?;
+                Some(cx.weight(WeightSpec { ones: self.ones.clone(), ..spec })?)
+            }
+            (true, rows) => Some(self.bias.weight(cx, "bias", &[rows, columns])?),
+        };
+        let streams = [0, 1].map(|_| (0..self.gates).map(|_| cx.stream()).collect());
+        Ok(VectorCell { options: self, kernel, recurrent_kernel: recurrent, bias, streams })
+    }
+}
+
+/// The declared weights of a cell on vectors.
+pub(crate) struct VectorCell<'a> {
+    options: CellOptions<'a>,
+    kernel: NodeId,
+    pub recurrent_kernel: NodeId,
+    pub bias: Option<NodeId>,
+    /// Random streams of the dropout of inputs and of states, one for each gate.
+    streams: [Vec<u32>; 2],
+}
+
+impl VectorCell<'_> {
+    /// The number of units.
+    pub fn units(&self) -> usize {
+        self.options.units
+    }
+
+    /// Whether dropout of a rate applies. As in Keras, a rate of 1 drops nothing.
+    fn drops(cx: &LayerContext<'_>, rate: f64) -> bool {
+        cx.training() && rate > 0.0 && rate < 1.0
+    }
+
+    /// The input times the kernel, plus `bias`. Dropout uses the same mask at every step.
+    pub fn project(
+        &self,
+        cx: &mut LayerContext<'_>,
+        x: NodeId,
+        bias: Option<NodeId>,
+    ) -> Result<NodeId> {
+        if !Self::drops(cx, self.options.dropout) {
+            return dot(cx, x, self.kernel, bias);
+        }
+        if self.options.recurrent_dropout == 0.0 {
+            let x = drop(cx, x, self.options.dropout, self.streams[0][0])?;
+            return dot(cx, x, self.kernel, bias);
+        }
+        // With dropout of the states, Keras draws a mask for each gate.
+        let mut gates = vec![];
+        for (gate, stream) in self.streams[0].iter().enumerate() {
+            let x = drop(cx, x, self.options.dropout, *stream)?;
+            let kernel = self.gate(cx, self.kernel, gate)?;
+            let bias = bias.map(|bias| self.gate(cx, bias, gate)).transpose()?;
+            gates.push(dot(cx, x, kernel, bias)?);
+        }
+        let axis = cx.dims(x).len() - 1;
+        Ok(cx.graph().push(Op::Concat { axis }, &gates)?)
+    }
+
+    /// The state times the recurrent kernel, for all gates.
+    pub fn recur(&self, cx: &mut LayerContext<'_>, state: NodeId) -> Result<NodeId> {
+        if !Self::drops(cx, self.options.recurrent_dropout) {
+            return dot(cx, state, self.recurrent_kernel, None);
+        }
+        let mut gates = vec![];
+        for gate in 0..self.options.gates {
+            let state = self.dropped(cx, state, gate)?;
+            let kernel = self.gate(cx, self.recurrent_kernel, gate)?;
+            gates.push(dot(cx, state, kernel, None)?);
+        }
+        Ok(cx.graph().push(Op::Concat { axis: 0 }, &gates)?)
+    }
+
+    /// The state as a gate sees it in training.
+    pub fn dropped(&self, cx: &mut LayerContext<'_>, state: NodeId, gate: usize) -> Result<NodeId> {
+        match Self::drops(cx, self.options.recurrent_dropout) {
+            true => drop(cx, state, self.options.recurrent_dropout, self.streams[1][gate]),
+            false => Ok(state),
+        }
+    }
+
+    /// The columns of one gate.
+    pub fn gate(&self, cx: &mut LayerContext<'_>, x: NodeId, gate: usize) -> Result<NodeId> {
+        self.columns(cx, x, gate, 1)
+    }
+
+    /// The columns of `count` gates from `first` on.
+    pub fn columns(
+        &self,
+        cx: &mut LayerContext<'_>,
+        x: NodeId,
+        first: usize,
+        count: usize,
+    ) -> Result<NodeId> {
+        let axis = cx.dims(x).len() - 1;
+        let (start, len) = (first * self.options.units, count * self.options.units);
+        Ok(cx.graph().push(Op::Slice { axis, start, len }, &[x])?)
+    }
+}
+
+/// `x · kernel + bias`.
+pub(crate) fn dot(
+    cx: &mut LayerContext<'_>,
+    x: NodeId,
+    kernel: NodeId,
+    bias: Option<NodeId>,
+) -> Result<NodeId> {
+    let mut operands = vec![x, kernel];
+    operands.extend(bias);
+    let epilogue = Epilogue { bias: bias.is_some(), relu: false };
+    Ok(cx.graph().push(Op::Dot(epilogue), &operands)?)
+}
+
+/// Dropout whose mask is the same for all steps: along the first axis of a sequence, and for every call with the
+/// same stream.
+fn drop(cx: &mut LayerContext<'_>, x: NodeId, rate: f64, stream: u32) -> Result<NodeId> {
+    let mut noise = cx.dims(x);
+    if let [steps, _] = &mut noise[..] {
+        *steps = 1;
+    }
+    let op = Op::Dropout { rate: rate.into(), key: stream, noise };
+    Ok(cx.graph().push(op, &[x])?)
+}

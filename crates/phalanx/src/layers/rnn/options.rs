@@ -1,0 +1,223 @@
+//! What all recurrent layers share: their options, and the loop over the steps of a sequence.
+
+use super::cell::{Cell, Step};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Argument, LayerContext, Operand, Outputs};
+use crate::layers::support::shape_text;
+use crate::registry::Config;
+use phalanx_graph::{NodeId, Op};
+use serde::de::{self, DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// The call arguments of a recurrent layer.
+pub(super) const SIGNATURE: &[&str] = &["sequences", "initial_state"];
+
+/// The options that all recurrent layers share, with Keras' keys.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RnnOptions {
+    pub return_sequences: bool,
+    pub return_state: bool,
+    pub go_backwards: bool,
+    pub stateful: bool,
+    pub unroll: bool,
+    pub zero_output_for_mask: bool,
+}
+
+impl RnnOptions {
+    /// The keys of a config that belong to these options.
+    pub const KEYS: [&'static str; 6] = [
+        "return_sequences",
+        "return_state",
+        "go_backwards",
+        "stateful",
+        "unroll",
+        "zero_output_for_mask",
+    ];
+}
+
+/// The config of a recurrent layer: the options, and those of its cell.
+pub(super) fn config(options: &RnnOptions, cell: &dyn Cell) -> Config {
+    let mut config = config::write(options);
+    config.extend(cell.config());
+    config.insert("activity_regularizer".into(), Value::Null);
+    if cell.class_name() == "SimpleRNNCell" {
+        // Keras does not write it.
+        config.remove("seed");
+    }
+    config
+}
+
+/// Reads the options of a recurrent layer, and its cell from the other keys.
+pub(super) fn read<'de, C, D>(d: D) -> Result<(RnnOptions, C), D::Error>
+where
+    C: DeserializeOwned,
+    D: Deserializer<'de>,
+{
+    let mut cell = Config::deserialize(d)?;
+    let mut options = Config::new();
+    for key in RnnOptions::KEYS {
+        options.extend(cell.remove_entry(key));
+    }
+    // Keras 2 writes these; they have no effect at these values.
+    for (key, idle) in [
+        ("implementation", [1, 2].map(Value::from)),
+        ("time_major", [false, false].map(Value::from)),
+    ] {
+        if cell.get(key).is_some_and(|value| idle.contains(value)) {
+            cell.remove(key);
+        }
+    }
+    let options = RnnOptions::deserialize(Value::Object(options)).map_err(de::Error::custom)?;
+    Ok((options, C::deserialize(Value::Object(cell)).map_err(de::Error::custom)?))
+}
+
+/// The results of a recurrent layer.
+pub(crate) struct Run {
+    /// The last output, or the outputs of all steps in the order of computation.
+    pub output: NodeId,
+    pub states: Vec<NodeId>,
+}
+
+/// A sequence and what it starts with.
+pub(crate) struct Sequence {
+    pub x: NodeId,
+    /// One state for each state of the cell, or none for zeros.
+    pub initial: Vec<NodeId>,
+    pub mask: Option<NodeId>,
+}
+
+/// The states among the arguments of a call.
+pub(super) fn initial_state(cx: &LayerContext<'_>) -> Result<Vec<NodeId>> {
+    let mut states = vec![];
+    match cx.passed(SIGNATURE, "initial_state") {
+        None => {}
+        Some(argument @ (Argument::Tensor(_) | Argument::List(_))) => {
+            argument.for_each_tensor(&mut |operand: &Operand| states.push(operand.node));
+        }
+        Some(_) => return Err(cx.argument("initial_state", "tensors", "other values")),
+    }
+    Ok(states)
+}
+
+/// Calls a recurrent layer on the arguments of the context.
+pub(super) fn call(
+    cx: &mut LayerContext<'_>,
+    options: &RnnOptions,
+    cell: &dyn Cell,
+    inputs: &[NodeId],
+) -> Result<Outputs> {
+    let Some(x) = inputs.first().copied() else {
+        return Err(cx.argument("inputs", "1 or more", 0));
+    };
+    let (initial, mask) = (initial_state(cx)?, cx.mask(0));
+    let run = run(cx, options, cell, &Sequence { x, initial, mask })?;
+    let mut outputs = vec![run.output];
+    if options.return_state {
+        outputs.extend(run.states);
+    }
+    let mask = mask.filter(|_| options.return_sequences);
+    Ok(Outputs::from(outputs).masked(mask))
+}
+
+/// Runs a cell over a sequence. The weights of the cell belong to the sublayer `cell`.
+pub(crate) fn run(
+    cx: &mut LayerContext<'_>,
+    options: &RnnOptions,
+    cell: &dyn Cell,
+    sequence: &Sequence,
+) -> Result<Run> {
+    if options.stateful {
+        return Err(cx.argument("stateful", "false: states do not outlive a batch", true));
+    }
+    let dims = cx.dims(sequence.x);
+    let [steps, input @ ..] = &dims[..] else {
+        let received = shape_text(cx, sequence.x);
+        return Err(cx.argument("input", "shape (batch, steps, ..)", received));
+    };
+    if *steps == 0 || input.is_empty() {
+        let received = shape_text(cx, sequence.x);
+        return Err(cx.argument("input", "shape (batch, steps, features) with steps", received));
+    }
+    let count = cell.states();
+    let mut states: Vec<Option<NodeId>> = sequence.initial.iter().copied().map(Some).collect();
+    if states.is_empty() {
+        states = vec![None; count];
+    }
+    if states.len() != count {
+        return Err(cx.argument("initial_state", &format!("{count} states"), states.len()));
+    }
+    let declared = cx.in_sublayer("cell", true, |cx| cell.declare(cx, input))?;
+    let projected = declared.project(cx, sequence.x)?;
+    let order: Vec<usize> = match options.go_backwards {
+        false => (0..*steps).collect(),
+        true => (0..*steps).rev().collect(),
+    };
+    let mut outputs: Vec<NodeId> = vec![];
+    for t in order {
+        let x = at_step(cx, projected, t)?;
+        let mut step = declared.step(cx, x, &states)?;
+        if let Some(mask) = sequence.mask {
+            let valid = at_step(cx, mask, t)?;
+            let kept = outputs.last().copied().filter(|_| !options.zero_output_for_mask);
+            step = masked(cx, valid, step, kept, &states)?;
+        }
+        if !options.return_sequences {
+            outputs.clear();
+        }
+        outputs.push(step.output);
+        states = step.states.into_iter().map(Some).collect();
+    }
+    let output = match options.return_sequences {
+        true => stack(cx, &outputs)?,
+        false => outputs[0],
+    };
+    Ok(Run { output, states: states.into_iter().flatten().collect() })
+}
+
+/// Keeps the states of samples whose step is masked. Their output is `kept`, or zero.
+fn masked(
+    cx: &mut LayerContext<'_>,
+    valid: NodeId,
+    step: Step,
+    kept: Option<NodeId>,
+    states: &[Option<NodeId>],
+) -> Result<Step> {
+    let choose = |cx: &mut LayerContext<'_>, new: NodeId, old: Option<NodeId>| {
+        let rank = cx.dims(new).len();
+        let g = cx.graph();
+        let valid = g.reshape(valid, &vec![1; rank])?;
+        let old = old.unwrap_or_else(|| g.scalar(0.0));
+        Ok(g.select(valid, new, old)?)
+    };
+    let output = choose(cx, step.output, kept)?;
+    let states = step.states.into_iter().zip(states).map(|(new, old)| choose(cx, new, *old));
+    Ok(Step { output, states: states.collect::<Result<_>>()? })
+}
+
+/// Step `t` of a sequence.
+pub(super) fn at_step(cx: &mut LayerContext<'_>, x: NodeId, t: usize) -> Result<NodeId> {
+    let dims = cx.dims(x);
+    let g = cx.graph();
+    let x = g.push(Op::Slice { axis: 0, start: t, len: 1 }, &[x])?;
+    Ok(g.reshape(x, &dims[1..])?)
+}
+
+/// The sequence of these steps.
+pub(super) fn stack(cx: &mut LayerContext<'_>, steps: &[NodeId]) -> Result<NodeId> {
+    let mut parts = vec![];
+    for step in steps {
+        let dims = [&[1], &cx.dims(*step)[..]].concat();
+        parts.push(cx.graph().reshape(*step, &dims)?);
+    }
+    Ok(cx.graph().push(Op::Concat { axis: 0 }, &parts)?)
+}
+
+/// The steps of a sequence in reverse order.
+pub(super) fn reversed(cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {
+    let steps = cx.dims(x)[0];
+    let parts = (0..steps).rev().map(|t| at_step(cx, x, t)).collect::<Result<Vec<_>>>()?;
+    stack(cx, &parts)
+}

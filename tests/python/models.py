@@ -1,0 +1,66 @@
+"""models.safetensors and models/NAME.keras: whole models from files of Keras.
+
+A case is a model with random weights. The fixture has its inputs and targets, its outputs, and the losses and weights of
+three steps of SGD on the mean squared error of every output.
+"""
+
+import os
+
+import keras
+import numpy as np
+from common import FIXTURES, Fixture, normal, rng_for
+from model_cases import all_cases
+
+STEPS = 3
+RATE = 0.05
+
+
+def random_weights(rng, model):
+    for variable in model.variables:
+        if "seed_generator" in variable.path:
+            continue
+        if "variance" in variable.name:
+            variable.assign(rng.uniform(0.5, 2.0, variable.shape).astype("float32"))
+        elif variable.name == "gamma":
+            variable.assign(1 + normal(rng, *variable.shape) * np.float32(0.3))
+        elif "float" in variable.dtype:
+            variable.assign(normal(rng, *variable.shape) * np.float32(0.5))
+
+
+def as_list(value):
+    if isinstance(value, dict):
+        return [value[key] for key in sorted(value)]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def add_case(fixture, name, model, inputs):
+    rng = rng_for(name)
+    random_weights(rng, model)
+    directory = os.path.join(FIXTURES, "models")
+    os.makedirs(directory, exist_ok=True)
+    model.save(os.path.join(directory, f"{name}.keras"))
+    outputs = [np.asarray(y) for y in as_list(model(inputs, training=False))]
+    targets = [normal(rng, *y.shape) for y in outputs]
+    tensors = {f"input/{i}": x for i, x in enumerate(as_list(inputs))}
+    tensors |= {f"output/{i}": y for i, y in enumerate(outputs)}
+    tensors |= {f"target/{i}": y for i, y in enumerate(targets)}
+
+    model.compile(optimizer=keras.optimizers.SGD(RATE), loss=["mse"] * len(outputs), jit_compile=False)
+    losses = []
+    packed = targets if len(targets) > 1 else targets[0]
+    for _ in range(STEPS):
+        result = model.train_on_batch(inputs, packed, return_dict=True)
+        losses.append(float(result["loss"]))
+    after = [np.asarray(y) for y in as_list(model(inputs, training=False))]
+    tensors |= {f"after/{i}": y for i, y in enumerate(after)}
+    tensors["losses"] = np.array(losses, "float32")
+    fixture.add({"name": name, "inputs": len(as_list(inputs)), "outputs": len(outputs), "rate": RATE}, tensors)
+
+
+def make():
+    fixture = Fixture("models")
+    for name, build in all_cases():
+        keras.utils.clear_session()
+        model, inputs = build(rng_for(f"inputs of {name}"))
+        add_case(fixture, name, model, inputs)
+    fixture.save()
