@@ -6,6 +6,8 @@ A case is (name, layer class, keyword arguments, input shapes, options).  Shapes
 from keras import layers as L
 
 IMAGE = (3, 7, 6, 4)
+SEQUENCE = (3, 9, 4)
+VOLUME = (2, 5, 4, 6, 3)
 ACTIVATIONS = (
     "linear relu relu6 leaky_relu elu selu gelu sigmoid hard_sigmoid tanh softplus softsign silu "
     "exponential softmax log_softmax"
@@ -60,6 +62,119 @@ def conv():
     yield case("depthwise_relu6_dilation", d, IMAGE, kernel_size=2, dilation_rate=2, activation="relu6")
 
 
+def conv_ranks():
+    """Convolutions of sequences and volumes, and channels first."""
+    c = L.Conv1D
+    yield case("conv1d", c, SEQUENCE, filters=5, kernel_size=3)
+    yield case("conv1d_same_stride2", c, SEQUENCE, filters=5, kernel_size=3, strides=2, padding="same")
+    yield case("conv1d_causal", c, SEQUENCE, filters=5, kernel_size=3, padding="causal", activation="relu")
+    yield case("conv1d_causal_dilation", c, SEQUENCE, filters=5, kernel_size=3, padding="causal", dilation_rate=2)
+    yield case("conv1d_causal_stride2", c, (3, 8, 4), filters=5, kernel_size=2, padding="causal", strides=2)
+    yield case("conv1d_groups", c, SEQUENCE, filters=6, kernel_size=2, groups=2, use_bias=False)
+    yield case("conv1d_wide", c, (2, 12, 16), filters=24, kernel_size=5, padding="same")
+    yield case("conv1d_channels_first", c, (3, 4, 9), filters=5, kernel_size=3, data_format="channels_first")
+
+    c = L.Conv2D
+    yield case("conv_channels_first", c, (3, 4, 7, 6), filters=5, kernel_size=3, data_format="channels_first")
+    yield case(
+        "conv_channels_first_relu", c, (3, 4, 7, 6), filters=5, kernel_size=3, activation="relu",
+        padding="same", strides=2, data_format="channels_first",
+    )
+    yield case(
+        "conv_channels_first_softmax", c, (3, 4, 5, 6), filters=3, kernel_size=2, activation="softmax",
+        data_format="channels_first", use_bias=False,
+    )
+
+    c = L.Conv3D
+    yield case("conv3d", c, VOLUME, filters=4, kernel_size=3)
+    yield case("conv3d_same", c, VOLUME, filters=4, kernel_size=(2, 3, 3), padding="same", activation="tanh")
+    yield case("conv3d_1x1", c, VOLUME, filters=4, kernel_size=1)
+    yield case("conv3d_stride2_same", c, VOLUME, filters=4, kernel_size=3, strides=2, padding="same")
+    yield case("conv3d_stride_1x2x3", c, VOLUME, filters=4, kernel_size=2, strides=(1, 2, 3))
+    yield case("conv3d_dilation", c, (2, 6, 5, 7, 2), filters=3, kernel_size=2, dilation_rate=(2, 1, 3))
+    yield case("conv3d_groups", c, (2, 4, 4, 5, 4), filters=6, kernel_size=(3, 2, 2), groups=2, padding="same")
+    yield case("conv3d_wide", c, (2, 3, 4, 5, 16), filters=20, kernel_size=3, padding="same", use_bias=False)
+    yield case("conv3d_one_slice", c, (2, 1, 4, 5, 3), filters=4, kernel_size=(1, 2, 3))
+    yield case(
+        "conv3d_channels_first", c, (2, 3, 5, 4, 6), filters=4, kernel_size=3, padding="same",
+        data_format="channels_first",
+    )
+
+    d = L.DepthwiseConv1D
+    yield case("depthwise1d", d, SEQUENCE, kernel_size=3)
+    yield case("depthwise1d_multiplier2_same", d, SEQUENCE, kernel_size=4, depth_multiplier=2, padding="same")
+    yield case("depthwise1d_stride2", d, SEQUENCE, kernel_size=3, strides=2, use_bias=False, activation="relu")
+    yield case("depthwise_channels_first", L.DepthwiseConv2D, (3, 4, 7, 6), kernel_size=3, data_format="channels_first")
+
+    for rank, shape in ((1, SEQUENCE), (2, IMAGE)):
+        s = (L.SeparableConv1D, L.SeparableConv2D)[rank - 1]
+        yield case(f"separable{rank}d", s, shape, filters=5, kernel_size=3)
+        yield case(
+            f"separable{rank}d_same_multiplier2", s, shape, filters=3, kernel_size=2, depth_multiplier=2,
+            padding="same", strides=2, activation="sigmoid",
+        )
+        yield case(f"separable{rank}d_no_bias", s, shape, filters=3, kernel_size=2, use_bias=False)
+    yield case(
+        "separable2d_channels_first", L.SeparableConv2D, (3, 4, 7, 6), filters=5, kernel_size=3,
+        data_format="channels_first",
+    )
+
+
+def conv_transpose():
+    shapes = {1: (3, 6, 4), 2: (3, 5, 4, 3), 3: (2, 3, 4, 2, 3)}
+    for rank, layer in ((1, L.Conv1DTranspose), (2, L.Conv2DTranspose), (3, L.Conv3DTranspose)):
+        name, shape = f"conv{rank}d_transpose", shapes[rank]
+        for padding in ("valid", "same"):
+            yield case(f"{name}_{padding}", layer, shape, filters=5, kernel_size=3, padding=padding)
+            yield case(f"{name}_{padding}_stride2", layer, shape, filters=2, kernel_size=3, strides=2, padding=padding)
+            yield case(f"{name}_{padding}_even", layer, shape, filters=2, kernel_size=4, strides=2, padding=padding)
+            yield case(f"{name}_{padding}_stride3", layer, shape, filters=3, kernel_size=2, strides=3, padding=padding)
+            yield case(f"{name}_{padding}_1", layer, shape, filters=3, kernel_size=1, strides=2, padding=padding)
+            for extra in (0, 1):
+                yield case(
+                    f"{name}_{padding}_output_padding{extra}", layer, shape, filters=3, kernel_size=3, strides=2,
+                    padding=padding, output_padding=extra,
+                )
+            yield case(f"{name}_{padding}_dilation", layer, shape, filters=3, kernel_size=2, dilation_rate=2, padding=padding)
+    yield case("conv2d_transpose_uneven", L.Conv2DTranspose, (2, 3, 4, 2), filters=3, kernel_size=(2, 5), strides=(3, 1), padding="same")
+    yield case("conv2d_transpose_wide", L.Conv2DTranspose, (2, 4, 4, 16), filters=24, kernel_size=3, strides=2, padding="same", activation="relu")
+    yield case("conv2d_transpose_no_bias", L.Conv2DTranspose, (2, 4, 4, 3), filters=2, kernel_size=4, use_bias=False)
+    yield case(
+        "conv2d_transpose_channels_first", L.Conv2DTranspose, (2, 3, 4, 5), filters=4, kernel_size=3, strides=2,
+        padding="same", data_format="channels_first",
+    )
+
+
+def pooling_ranks():
+    """Pooling of sequences and volumes, channels first, and adaptive pooling."""
+    for short, kind in (("max_pool", "MaxPooling"), ("average_pool", "AveragePooling")):
+        one, two, three = (getattr(L, f"{kind}{rank}D") for rank in (1, 2, 3))
+        yield case(f"{short}1d", one, SEQUENCE, pool_size=2)
+        yield case(f"{short}1d_3_stride2_same", one, SEQUENCE, pool_size=3, strides=2, padding="same")
+        yield case(f"{short}1d_channels_first", one, (3, 4, 9), pool_size=2, data_format="channels_first")
+        yield case(f"{short}_channels_first", two, (3, 4, 7, 6), pool_size=2, data_format="channels_first")
+        yield case(f"{short}3d", three, VOLUME, pool_size=2)
+        yield case(f"{short}3d_3_stride2_same", three, VOLUME, pool_size=3, strides=2, padding="same")
+        yield case(f"{short}3d_uneven", three, VOLUME, pool_size=(3, 2, 1), strides=(1, 2, 3), padding="same")
+        yield case(f"{short}3d_channels_first", three, (2, 3, 5, 4, 6), pool_size=2, data_format="channels_first")
+    for short, kind in (("global_average_pool", "GlobalAveragePooling"), ("global_max_pool", "GlobalMaxPooling")):
+        for rank, shape in ((1, SEQUENCE), (3, VOLUME)):
+            layer = getattr(L, f"{kind}{rank}D")
+            yield case(f"{short}{rank}d", layer, shape)
+            yield case(f"{short}{rank}d_keepdims", layer, shape, keepdims=True)
+            yield case(f"{short}{rank}d_channels_first", layer, shape, data_format="channels_first")
+        layer = getattr(L, f"{kind}2D")
+        yield case(f"{short}_channels_first", layer, IMAGE, data_format="channels_first", keepdims=True)
+    for short, kind in (("adaptive_average_pool", "AdaptiveAveragePooling"), ("adaptive_max_pool", "AdaptiveMaxPooling")):
+        one, two, three = (getattr(L, f"{kind}{rank}D") for rank in (1, 2, 3))
+        yield case(f"{short}1d", one, SEQUENCE, output_size=3)
+        yield case(f"{short}1d_uneven", one, SEQUENCE, output_size=4)
+        yield case(f"{short}1d_6", one, SEQUENCE, output_size=6)
+        yield case(f"{short}2d", two, IMAGE, output_size=(3, 2))
+        yield case(f"{short}2d_channels_first", two, (3, 4, 7, 6), output_size=3, data_format="channels_first")
+        yield case(f"{short}3d", three, VOLUME, output_size=(2, 3, 4))
+
+
 def pooling():
     for short, layer in (("max_pool", L.MaxPooling2D), ("average_pool", L.AveragePooling2D)):
         yield case(short, layer, (3, 6, 8, 3), pool_size=(2, 2))
@@ -97,12 +212,41 @@ def normalization():
     yield case("layer_norm_plain", n, (4, 6), center=False, scale=False)
     yield case("layer_norm_two_axes", n, (3, 4, 5), axis=[-2, -1])
 
+    g = L.GroupNormalization
+    yield case("group_norm", g, IMAGE, groups=2)
+    yield case("group_norm_2d", g, (4, 6), groups=3)
+    yield case("group_norm_each", g, IMAGE, groups=-1)
+    yield case("group_norm_one", g, SEQUENCE, groups=1, epsilon=0.1)
+    yield case("group_norm_axis1", g, (3, 4, 5, 2), groups=2, axis=1)
+    yield case("group_norm_no_center", g, IMAGE, groups=2, center=False)
+    yield case("group_norm_no_scale", g, IMAGE, groups=4, scale=False)
+
+    r = L.RMSNormalization
+    yield case("rms_norm", r, (4, 6))
+    yield case("rms_norm_3d", r, (3, 4, 5), epsilon=0.1)
+    yield case("rms_norm_two_axes", r, (3, 4, 5), axis=[-2, -1])
+
+    u = L.UnitNormalization
+    yield case("unit_norm", u, (4, 6))
+    yield case("unit_norm_4d", u, IMAGE)
+    yield case("unit_norm_axis1", u, (3, 4, 5), axis=1)
+    yield case("unit_norm_two_axes", u, (3, 4, 5), axis=[1, -1])
+
 
 def shaping():
     yield case("dropout_inference", L.Dropout, (4, 6), rate=0.5)
     yield case("dropout_inference_4d", L.Dropout, IMAGE, rate=0.3)
     yield case("spatial_dropout_inference", L.SpatialDropout2D, IMAGE, rate=0.4)
+    yield case("spatial_dropout1d_inference", L.SpatialDropout1D, SEQUENCE, rate=0.4)
+    yield case("spatial_dropout3d_inference", L.SpatialDropout3D, VOLUME, rate=0.4)
+    yield case("spatial_dropout_channels_first", L.SpatialDropout2D, IMAGE, rate=0.4, data_format="channels_first")
+    yield case("gaussian_noise_inference", L.GaussianNoise, (4, 6), stddev=0.3)
+    yield case("gaussian_dropout_inference", L.GaussianDropout, (4, 6), rate=0.3)
+    yield case("alpha_dropout_inference", L.AlphaDropout, (4, 6), rate=0.3)
+    yield case("identity", L.Identity, (4, 6))
+    yield case("repeat_vector", L.RepeatVector, (4, 6), n=3)
     yield case("flatten", L.Flatten, IMAGE)
+    yield case("flatten_channels_first", L.Flatten, IMAGE, data_format="channels_first")
     yield case("flatten_2d", L.Flatten, (4, 6))
     yield case("flatten_3d", L.Flatten, (3, 4, 5))
     yield case("flatten_1d", L.Flatten, (4,))
@@ -114,9 +258,26 @@ def shaping():
     yield case("zero_padding", L.ZeroPadding2D, (3, 4, 3, 2))
     yield case("zero_padding_pair", L.ZeroPadding2D, (3, 4, 3, 2), padding=(0, 2))
     yield case("zero_padding_sides", L.ZeroPadding2D, (3, 4, 3, 2), padding=((1, 0), (2, 3)))
+    yield case("zero_padding_channels_first", L.ZeroPadding2D, (3, 2, 4, 3), padding=(0, 2), data_format="channels_first")
+    yield case("zero_padding1d", L.ZeroPadding1D, SEQUENCE)
+    yield case("zero_padding1d_ends", L.ZeroPadding1D, SEQUENCE, padding=(0, 2))
+    yield case("zero_padding1d_channels_first", L.ZeroPadding1D, SEQUENCE, padding=2, data_format="channels_first")
+    yield case("zero_padding3d", L.ZeroPadding3D, VOLUME)
+    yield case("zero_padding3d_sides", L.ZeroPadding3D, VOLUME, padding=((1, 0), (2, 3), (0, 1)))
+    yield case("zero_padding3d_channels_first", L.ZeroPadding3D, VOLUME, padding=(1, 0, 2), data_format="channels_first")
+    yield case("cropping1d", L.Cropping1D, SEQUENCE)
+    yield case("cropping1d_ends", L.Cropping1D, SEQUENCE, cropping=(0, 3))
+    yield case("cropping3d", L.Cropping3D, VOLUME)
+    yield case("cropping3d_sides", L.Cropping3D, VOLUME, cropping=((1, 0), (2, 1), (0, 3)))
+    yield case("cropping_channels_first", L.Cropping2D, IMAGE, cropping=((1, 0), (0, 2)), data_format="channels_first")
     yield case("cropping", L.Cropping2D, (3, 6, 5, 2), cropping=1)
     yield case("cropping_pair", L.Cropping2D, (3, 6, 5, 2), cropping=(2, 0))
     yield case("cropping_sides", L.Cropping2D, (3, 6, 7, 2), cropping=((1, 0), (2, 3)))
+    yield case("up_sampling1d", L.UpSampling1D, SEQUENCE, size=3)
+    yield case("up_sampling3d", L.UpSampling3D, VOLUME)
+    yield case("up_sampling3d_1x2x3", L.UpSampling3D, VOLUME, size=(1, 2, 3))
+    yield case("up_sampling3d_channels_first", L.UpSampling3D, VOLUME, data_format="channels_first")
+    yield case("up_sampling_channels_first", L.UpSampling2D, IMAGE, size=(1, 2), data_format="channels_first")
     for how in ("nearest", "bilinear"):
         yield case(f"up_sampling_{how}", L.UpSampling2D, (3, 4, 3, 2), interpolation=how)
         yield case(f"up_sampling_{how}_3x2", L.UpSampling2D, (3, 3, 4, 2), size=(3, 2), interpolation=how)
@@ -135,6 +296,11 @@ def activation():
     yield case("relu_all", L.ReLU, (5, 9), max_value=2.0, negative_slope=0.2, threshold=0.5)
     yield case("leaky_relu", L.LeakyReLU, (4, 9))
     yield case("leaky_relu_slope", L.LeakyReLU, IMAGE, negative_slope=0.05)
+    yield case("elu", L.ELU, (4, 9))
+    yield case("elu_alpha", L.ELU, IMAGE, alpha=0.5)
+    yield case("prelu", L.PReLU, (4, 9))
+    yield case("prelu_shared", L.PReLU, IMAGE, shared_axes=[1, 2])
+    yield case("prelu_shared_axis2", L.PReLU, IMAGE, shared_axes=2)
     yield case("softmax", L.Softmax, (4, 9))
     yield case("softmax_3d", L.Softmax, (3, 4, 5))
     yield case("softmax_axis1", L.Softmax, (3, 4, 5), axis=1)
@@ -179,5 +345,5 @@ def sequences():
 
 
 def all_cases():
-    for group in (dense, conv, pooling, normalization, shaping, activation, merging, preprocessing, sequences):
+    for group in (dense, conv, conv_ranks, conv_transpose, pooling, pooling_ranks, normalization, shaping, activation, merging, preprocessing, sequences):
         yield from group()

@@ -31,7 +31,8 @@ pub(crate) fn max_workspace(conv: &Conv) -> usize {
     let g = &conv.geom;
     let images = |[h, w, c]: [usize; 3], elem: Elem| conv.rows * h * w * c * elem.bytes();
     let filters = g.kernel_dims().iter().product::<usize>() * conv.w.1.bytes();
-    let operands = images(g.input, conv.x.elem) + filters + images(g.output, conv.y.elem);
+    let operands =
+        images(g.input_dims(), conv.x.elem) + filters + images(g.output_dims(), conv.y.elem);
     operands
         .saturating_mul(WORKSPACE_PER_OPERAND_BYTE)
         .saturating_add(MIN_WORKSPACE)

@@ -9,6 +9,7 @@ use cudarc::cudnn::sys::{
     cudnnStatus_t as Status,
 };
 use phalanx_cuda_driver::driver::{Failure, Result, Stream};
+use phalanx_graph::ConvGeom;
 use std::ffi::{CStr, c_void};
 
 /// Ids of a convolution's tensors inside its plan.
@@ -136,8 +137,9 @@ impl Cudnn {
 
     fn operation_graph(&self, conv: &Conv) -> Result<Desc> {
         let g = &conv.geom;
-        let x = images(IDS[0], conv.rows, g.input, &conv.x)?;
-        let y = images(IDS[2], conv.rows, g.output, &conv.y)?;
+        let ([ih, iw, ic], [oh, ow, oc]) = (g.input, g.output);
+        let x = images(IDS[0], conv, &conv.x, &axes(g, g.depth.input, [ih, iw]), ic)?;
+        let y = images(IDS[2], conv, &conv.y, &axes(g, g.depth.output, [oh, ow]), oc)?;
         let w = filters(IDS[1], conv)?;
         let how = convolution(conv)?;
         use Name as N;
@@ -255,9 +257,8 @@ fn data_type(elem: Elem) -> sys::cudnnDataType_t {
     }
 }
 
-fn tensor(id: i64, elem: Elem, at: Ptr, dims: [usize; 4], strides: [usize; 4]) -> Result<Desc> {
+fn tensor(id: i64, elem: Elem, at: Ptr, dims: &[usize], strides: &[usize]) -> Result<Desc> {
     let desc = Desc::new(Type::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
-    let numbers = |v: [usize; 4]| v.map(|n| n as i64);
     let kind = Kind::CUDNN_TYPE_DATA_TYPE;
     desc.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, kind, &[data_type(elem)])?;
     desc.set_numbers(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &numbers(dims))?;
@@ -267,39 +268,69 @@ fn tensor(id: i64, elem: Elem, at: Ptr, dims: [usize; 4], strides: [usize; 4]) -
     desc.finalize()
 }
 
-/// Images in the library's order of dimensions: batch, channels, height, width.
-fn images(id: i64, rows: usize, [h, w, c]: [usize; 3], x: &Images) -> Result<Desc> {
-    let strides = [h * w * x.ld, 1, w * x.ld, x.ld];
-    tensor(id, x.elem, x.at, [rows, c, h, w], strides)
+fn numbers(v: &[usize]) -> Vec<i64> {
+    v.iter().map(|n| *n as i64).collect()
+}
+
+/// The numbers of a geometry's spatial axes in the library's order: depth (of volumes only), height, width.
+fn axes(g: &ConvGeom, depth: usize, [height, width]: [usize; 2]) -> Vec<usize> {
+    if g.is_flat() { vec![height, width] } else { vec![depth, height, width] }
+}
+
+/// A tensor with channels last, in the library's order of dimensions: `outer`, channels, spatial axes. Pixels are `ld`
+/// elements apart.
+fn channels_last(
+    id: i64,
+    (at, elem): (Ptr, Elem),
+    outer: usize,
+    sizes: &[usize],
+    (channels, ld): (usize, usize),
+) -> Result<Desc> {
+    let mut strides = vec![ld; sizes.len()];
+    for axis in (1..sizes.len()).rev() {
+        strides[axis - 1] = strides[axis] * sizes[axis];
+    }
+    let all = strides[0] * sizes[0];
+    let dims = [&[outer, channels], sizes].concat();
+    tensor(id, elem, at, &dims, &[&[all, 1], &strides[..]].concat())
+}
+
+fn images(id: i64, conv: &Conv, x: &Images, sizes: &[usize], channels: usize) -> Result<Desc> {
+    channels_last(id, (x.at, x.elem), conv.rows, sizes, (channels, x.ld))
 }
 
 fn filters(id: i64, conv: &Conv) -> Result<Desc> {
     let g = &conv.geom;
-    let ([h, w], c) = (g.kernel, g.input[2] / g.groups);
-    let (at, elem) = conv.w;
-    tensor(id, elem, at, [g.output[2], c, h, w], [h * w * c, 1, w * c, c])
+    let channels = g.input[2] / g.groups;
+    let sizes = axes(g, g.depth.kernel, g.kernel);
+    channels_last(id, conv.w, g.output[2], &sizes, (channels, channels))
 }
 
 fn convolution(conv: &Conv) -> Result<Desc> {
     let g = &conv.geom;
+    let d = &g.depth;
+    let [ih, iw, _] = g.input;
+    let [oh, ow, _] = g.output;
+    let (input, output) = (axes(g, d.input, [ih, iw]), axes(g, d.output, [oh, ow]));
+    let (kernel, stride) = (axes(g, d.kernel, g.kernel), axes(g, d.stride, g.stride));
+    let (dilation, pad) = (axes(g, d.dilation, g.dilation), axes(g, d.pad, g.pad));
     // The padding after the input follows from the sizes.
     let pad_after = |a: usize| {
-        let span = (g.output[a] - 1) * g.stride[a] + (g.kernel[a] - 1) * g.dilation[a] + 1;
-        (span as i64 - (g.input[a] + g.pad[a]) as i64).max(0)
+        let span = (output[a] - 1) * stride[a] + (kernel[a] - 1) * dilation[a] + 1;
+        (span as i64 - (input[a] + pad[a]) as i64).max(0)
     };
+    let after: Vec<i64> = (0..input.len()).map(pad_after).collect();
     let desc = Desc::new(Type::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
-    let numbers = |v: [usize; 2]| v.map(|n| n as i64);
-    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[2])?;
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[input.len() as i64])?;
     let compute = [sys::cudnnDataType_t::CUDNN_DATA_FLOAT];
     desc.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Kind::CUDNN_TYPE_DATA_TYPE, &compute)?;
     let mode = [sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION];
     let kind = Kind::CUDNN_TYPE_CONVOLUTION_MODE;
     desc.set(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, kind, &mode)?;
-    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &numbers(g.pad))?;
-    let after = [pad_after(0), pad_after(1)];
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &numbers(&pad))?;
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &after)?;
-    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &numbers(g.dilation))?;
-    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &numbers(g.stride))?;
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &numbers(&dilation))?;
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &numbers(&stride))?;
     desc.finalize()
 }
 

@@ -11,6 +11,8 @@ pub enum Padding {
     Valid,
     /// Zero padding so that the output has `ceil(input / stride)` positions; an odd zero goes to the end.
     Same,
+    /// Zero padding before the input, so that no window reaches beyond its own position.
+    Causal,
 }
 
 /// The window of a 2-D window op, before its padding is resolved.
@@ -35,7 +37,63 @@ impl Window {
     }
 }
 
-/// The geometry of a 2-D window op, without the number of rows. The layout is NHWC.
+/// The depth axis of a 3-D convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Depth {
+    /// Slices of the input.
+    pub input: usize,
+    /// Slices of the output.
+    pub output: usize,
+    /// Window depth.
+    pub kernel: usize,
+    /// Stride.
+    pub stride: usize,
+    /// Distance between adjacent taps.
+    pub dilation: usize,
+    /// Zero slices before the input. The padding at the end follows from the sizes.
+    pub pad: usize,
+}
+
+impl Depth {
+    /// The depth of an image: one slice.
+    pub const FLAT: Depth =
+        Depth { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pad: 0 };
+
+    /// Resolves the padding. Returns `None` if the window does not fit or a size is zero.
+    pub fn new(
+        input: usize,
+        [kernel, stride, dilation]: [usize; 3],
+        padding: Padding,
+    ) -> Option<Depth> {
+        let (output, pad) = resolve(input, [kernel, stride, dilation], padding)?;
+        Some(Depth { input, output, kernel, stride, dilation, pad })
+    }
+}
+
+/// The output size and the zeros before the input along one axis. Returns `None` if the window does not fit, or if
+/// its size, stride or dilation is zero.
+fn resolve(
+    input: usize,
+    [kernel, stride, dilation]: [usize; 3],
+    padding: Padding,
+) -> Option<(usize, usize)> {
+    if stride == 0 || dilation == 0 {
+        return None;
+    }
+    let span = kernel.checked_sub(1)?.checked_mul(dilation)?.checked_add(1)?;
+    match padding {
+        Padding::Valid => Some((input.checked_sub(span)? / stride + 1, 0)),
+        Padding::Same => {
+            let output = input.div_ceil(stride);
+            let last = output.saturating_sub(1).checked_mul(stride)?;
+            Some((output, last.checked_add(span)?.saturating_sub(input) / 2))
+        }
+        Padding::Causal => Some((input.div_ceil(stride), span - 1)),
+    }
+}
+
+/// The geometry of a window op, without the number of rows. The layout is NHWC. A volume is stored as an image with
+/// the lines of all its slices, one slice after the other; the fields without a depth describe one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConvGeom {
     /// Input height, width and channels.
@@ -52,6 +110,8 @@ pub struct ConvGeom {
     pub pad: [usize; 2],
     /// Channel groups: input channels `g*c/groups..` feed output channels `g*o/groups..`.
     pub groups: usize,
+    /// The depth axis; [`Depth::FLAT`] for images.
+    pub depth: Depth,
 }
 
 impl ConvGeom {
@@ -61,23 +121,14 @@ impl ConvGeom {
         let Window { kernel, stride, dilation, padding, groups } = window;
         let mut output = [0, 0, filters];
         let mut pad = [0, 0];
-        if groups == 0 || [kernel, stride, dilation].iter().flatten().any(|n| *n == 0) {
+        if groups == 0 {
             return None;
         }
         for a in 0..2 {
-            let span = (kernel[a] - 1).checked_mul(dilation[a])?.checked_add(1)?;
-            match padding {
-                Padding::Valid => {
-                    output[a] = input[a].checked_sub(span)? / stride[a] + 1;
-                }
-                Padding::Same => {
-                    output[a] = input[a].div_ceil(stride[a]);
-                    let last = output[a].saturating_sub(1).checked_mul(stride[a])?;
-                    pad[a] = last.checked_add(span)?.saturating_sub(input[a]) / 2;
-                }
-            }
+            (output[a], pad[a]) = resolve(input[a], [kernel[a], stride[a], dilation[a]], padding)?;
         }
-        Some(ConvGeom { input, output, kernel, stride, dilation, pad, groups })
+        let depth = Depth::FLAT;
+        Some(ConvGeom { input, output, kernel, stride, dilation, pad, groups, depth })
     }
 
     /// Fails for sizes that kernels cannot handle: a zero kernel size, stride, dilation or group count,
@@ -86,48 +137,84 @@ impl ConvGeom {
     pub fn check(&self) -> Result<()> {
         let fail =
             |expected: &str| Err(GraphError::mismatch("window", expected, format!("{self:?}")));
+        let d = self.depth;
         let nonzero = [self.kernel, self.stride, self.dilation];
-        if self.groups == 0 || nonzero.iter().flatten().any(|n| *n == 0) {
+        let deep = [d.kernel, d.stride, d.dilation];
+        if self.groups == 0 || nonzero.iter().flatten().chain(&deep).any(|n| *n == 0) {
             return fail("a kernel, strides, dilations and groups of at least one");
         }
         if [self.input[2], self.output[2]].iter().any(|c| !c.is_multiple_of(self.groups)) {
             return fail("channels that divide into the groups");
         }
-        let in_range = |sizes: &[usize]| {
-            let all = sizes.iter().try_fold(1usize, |n, size| n.checked_mul((*size).max(1)));
+        let in_range = |depth: usize, sizes: &[usize]| {
+            let all = sizes.iter().try_fold(depth.max(1), |n, size| n.checked_mul((*size).max(1)));
             all.is_some_and(|n| n <= MAX_ELEMENTS)
         };
         // Upper bound of the coordinates that windows reach, counted from the start of the padding.
-        let reach = |axis: usize| {
-            let last = self.output[axis].checked_mul(self.stride[axis])?;
-            let taps = self.kernel[axis].checked_mul(self.dilation[axis])?;
-            last.checked_add(taps)?.checked_add(self.pad[axis])?.checked_add(self.input[axis])
+        let reach = |[input, output, kernel, stride, dilation, pad]: [usize; 6]| {
+            let last = output.checked_mul(stride)?;
+            let taps = kernel.checked_mul(dilation)?;
+            last.checked_add(taps)?.checked_add(pad)?.checked_add(input)
         };
-        let reachable = |axis: usize| reach(axis).is_some_and(|n| n <= MAX_ELEMENTS);
-        let sizes =
-            in_range(&self.input) && in_range(&self.output) && in_range(&self.kernel_dims());
-        if !sizes || !in_range(&self.stride) || !reachable(0) || !reachable(1) {
+        let axis = |a: usize| {
+            [
+                self.input[a],
+                self.output[a],
+                self.kernel[a],
+                self.stride[a],
+                self.dilation[a],
+                self.pad[a],
+            ]
+        };
+        let axes = [axis(0), axis(1), [d.input, d.output, d.kernel, d.stride, d.dilation, d.pad]];
+        let reachable = axes.iter().all(|a| reach(*a).is_some_and(|n| n <= MAX_ELEMENTS));
+        let [height, width] = self.kernel;
+        let weights = [height, width, self.input[2] / self.groups, self.output[2]];
+        let sizes = in_range(d.input, &self.input)
+            && in_range(d.output, &self.output)
+            && in_range(d.kernel, &weights);
+        if !sizes || !in_range(d.stride, &self.stride) || !reachable {
             return fail("sizes that can be nonzero");
         }
         Ok(())
     }
 
+    /// Whether it is the geometry of images.
+    pub fn is_flat(&self) -> bool {
+        self.depth == Depth::FLAT
+    }
+
+    /// The dimensions of one input row: the lines of all slices, width and channels.
+    pub fn input_dims(&self) -> [usize; 3] {
+        let [height, width, channels] = self.input;
+        [height.saturating_mul(self.depth.input), width, channels]
+    }
+
+    /// The dimensions of one output row: the lines of all slices, width and channels.
+    pub fn output_dims(&self) -> [usize; 3] {
+        let [height, width, channels] = self.output;
+        [height.saturating_mul(self.depth.output), width, channels]
+    }
+
     /// Floats in one input row (image).
     pub fn input_len(&self) -> usize {
-        count(&self.input)
+        count(&self.input_dims())
     }
 
     /// Floats in one output row (image).
     pub fn output_len(&self) -> usize {
-        count(&self.output)
+        count(&self.output_dims())
     }
 
-    /// Kernel shape `[h, w, in/groups, out]`, as Keras stores it.
+    /// Kernel shape `[h, w, in/groups, out]`, as Keras stores it. The lines of all slices of a 3-D kernel count as
+    /// its height.
     pub fn kernel_dims(&self) -> [usize; 4] {
-        [self.kernel[0], self.kernel[1], self.input[2] / self.groups, self.output[2]]
+        let [height, width] = self.kernel;
+        let channels = self.input[2] / self.groups;
+        [height.saturating_mul(self.depth.kernel), width, channels, self.output[2]]
     }
 
-    /// The geometry restricted to the output lines `lines`, and the first input line that they read.
+    /// The geometry of images restricted to the output lines `lines`, and the first input line that they read.
     pub fn lines(&self, lines: std::ops::Range<usize>) -> (ConvGeom, usize) {
         let span = (self.kernel[0] - 1) * self.dilation[0] + 1;
         let first = lines.start * self.stride[0];
@@ -144,21 +231,29 @@ impl ConvGeom {
     /// Multiply-adds per row of the forward pass.
     pub fn macs(&self) -> usize {
         let [h, w, cin, cout] = self.kernel_dims();
-        count(&[self.output[0], self.output[1], h, w, cin, cout])
+        let [lines, width, _] = self.output_dims();
+        count(&[lines, width, h, w, cin, cout])
     }
 }
 
 impl fmt::Display for ConvGeom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.kernel[0], self.kernel[1])?;
-        if self.stride != [1, 1] {
-            write!(f, " stride={}x{}", self.stride[0], self.stride[1])?;
+        let d = self.depth;
+        let flat = self.is_flat();
+        // The number of the depth axis precedes the others, if there is such an axis.
+        let sizes = |name: &str, deep: usize, [height, width]: [usize; 2], between: &str| {
+            let deep = if flat { String::new() } else { format!("{deep}{between}") };
+            format!("{name}{deep}{height}{between}{width}")
+        };
+        f.write_str(&sizes("", d.kernel, self.kernel, "x"))?;
+        if self.stride != [1, 1] || d.stride != 1 {
+            f.write_str(&sizes(" stride=", d.stride, self.stride, "x"))?;
         }
-        if self.dilation != [1, 1] {
-            write!(f, " dilation={}x{}", self.dilation[0], self.dilation[1])?;
+        if self.dilation != [1, 1] || d.dilation != 1 {
+            f.write_str(&sizes(" dilation=", d.dilation, self.dilation, "x"))?;
         }
-        if self.pad != [0, 0] {
-            write!(f, " pad={},{}", self.pad[0], self.pad[1])?;
+        if self.pad != [0, 0] || d.pad != 0 {
+            f.write_str(&sizes(" pad=", d.pad, self.pad, ","))?;
         }
         if self.groups != 1 {
             write!(f, " groups={}", self.groups)?;
@@ -177,7 +272,7 @@ mod tests {
         let good = ConvGeom::new([6, 6, 4], 8, Window { groups: 2, ..window }).unwrap();
         good.check().unwrap();
         let half = usize::MAX / 2 + 1;
-        let bad: [fn(&mut ConvGeom, usize); 9] = [
+        let bad: [fn(&mut ConvGeom, usize); 12] = [
             |g, _| g.groups = 0,
             |g, _| g.groups = 3,
             |g, _| g.kernel[0] = 0,
@@ -187,6 +282,9 @@ mod tests {
             |g, n| g.dilation[0] = n,
             |g, n| g.pad[1] = n,
             |g, n| g.output = [n, 2, 8],
+            |g, n| g.depth.input = n,
+            |g, n| g.depth.pad = n,
+            |g, _| g.depth.stride = 0,
         ];
         for change in bad {
             let mut geom = good;
@@ -235,5 +333,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn causal_windows_end_at_their_own_position() {
+        let window = Window::new([1, 3], [1, 1], Padding::Causal);
+        let window = Window { dilation: [1, 2], ..window };
+        let geom = ConvGeom::new([1, 7, 2], 4, window).unwrap();
+        assert_eq!((geom.output, geom.pad), ([1, 7, 4], [0, 4]));
+        let strided = ConvGeom::new([1, 7, 2], 4, Window { stride: [1, 3], ..window }).unwrap();
+        assert_eq!(strided.output, [1, 3, 4]);
+    }
+
+    #[test]
+    fn volumes_are_images_with_the_lines_of_all_slices() {
+        let window = Window::new([3, 2], [2, 1], Padding::Same);
+        let flat = ConvGeom::new([6, 5, 4], 8, window).unwrap();
+        let depth = Depth::new(7, [3, 2, 1], Padding::Valid).unwrap();
+        let geom = ConvGeom { depth, ..flat };
+        geom.check().unwrap();
+        assert_eq!(geom.input_dims(), [42, 5, 4]);
+        assert_eq!(geom.output_dims(), [9, 5, 8]);
+        assert_eq!(geom.kernel_dims(), [9, 2, 4, 8]);
+        assert_eq!(geom.macs(), 3 * 3 * 5 * 18 * 32);
+        assert_eq!(flat.to_string(), "3x2 stride=2x1");
+        assert_eq!(geom.to_string(), "3x3x2 stride=2x2x1");
+        assert_eq!(
+            ConvGeom { depth: Depth { pad: 1, ..depth }, ..flat }.to_string(),
+            "3x3x2 stride=2x2x1 pad=1,0,0"
+        );
     }
 }

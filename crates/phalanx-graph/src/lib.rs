@@ -24,7 +24,7 @@ pub mod update;
 mod verify;
 
 pub use error::{GraphError, Result};
-pub use geometry::{ConvGeom, Padding, Window};
+pub use geometry::{ConvGeom, Depth, Padding, Window};
 pub use graph::{FeedId, FeedSpec, Graph, Node, NodeId, ParamId, ParamSpec};
 pub use ops::Op;
 pub use program::{Mesh, Options, Program};

@@ -89,6 +89,11 @@ impl Named for ActivationFn {
 }
 
 impl ActivationFn {
+    /// Whether every element of the result depends on one element of the input.
+    pub(crate) fn is_elementwise(self) -> bool {
+        !matches!(self, ActivationFn::Softmax | ActivationFn::LogSoftmax)
+    }
+
     /// Appends the function to the graph; `linear` appends nothing.
     pub fn apply(self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
         Ok(match self {
@@ -148,7 +153,7 @@ pub(crate) fn leaky_relu(g: &mut Graph, x: NodeId, slope: f64) -> Result<NodeId>
 
 /// `x` above zero, `alpha · (eˣ - 1)` below. The input of the exponential is never positive, so an overflow in
 /// the unused branch cannot spoil the derivative.
-fn elu(g: &mut Graph, x: NodeId, alpha: f64) -> Result<NodeId> {
+pub(crate) fn elu(g: &mut Graph, x: NodeId, alpha: f64) -> Result<NodeId> {
     let zero = g.scalar(0.0);
     let positive = g.binary(Binary::Gt, x, zero)?;
     let safe = g.select(positive, zero, x)?;

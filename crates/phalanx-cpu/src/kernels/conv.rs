@@ -1,4 +1,4 @@
-//! Two-dimensional convolution, NHWC, and its two gradients.
+//! Convolution of images and volumes, NHWC, and its two gradients.
 //!
 //! * Forward and input gradient both are an indirect matrix product (`Block`) over regular grids of
 //!   pixels (`Grid`). Forward is one grid. The input gradient of a strided convolution is one grid per
@@ -81,7 +81,8 @@ pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
 
 /// Whether a convolution works on patches that are gathered from its input or scattered to it.
 fn uses_patches(geom: &ConvGeom) -> bool {
-    geom.input[2] / geom.groups < GATHER_BELOW_CHANNELS && geom.kernel != [1, 1]
+    let taps = [geom.depth.kernel, geom.kernel[0], geom.kernel[1]];
+    geom.input[2] / geom.groups < GATHER_BELOW_CHANNELS && taps != [1, 1, 1]
 }
 
 /// Panics if sizes of a geometry overflow or are zero.
@@ -121,8 +122,8 @@ impl Conv<'_> {
                 shape[1],
             );
         };
-        check("input", geom.input, x);
-        check("output", geom.output, y);
+        check("input", geom.input_dims(), x);
+        check("output", geom.output_dims(), y);
         let (weights, received): (usize, _) = (geom.kernel_dims().iter().product(), w.len());
         assert!(received >= weights, "kernel: expected {weights} floats, received {received}");
     }

@@ -1,4 +1,4 @@
-//! 2-D convolution, NHWC. Forward and both derivatives share one loop over all products.
+//! Convolution, NHWC. Forward and both derivatives share one loop over all products.
 
 use super::{Value, dot};
 use phalanx_graph::ConvGeom;
@@ -14,26 +14,24 @@ pub(super) fn tap(geom: &ConvGeom, axis: usize, o: usize, k: usize) -> Option<us
 fn each_product(geom: &ConvGeom, rows: usize, mut f: impl FnMut(usize, usize, usize)) {
     let [ih, iw, ic] = geom.input;
     let [oh, ow, oc] = geom.output;
+    let [kh, kw] = geom.kernel;
     let (group_in, group_out) = (ic / geom.groups, oc / geom.groups);
-    for r in 0..rows {
-        for oy in 0..oh {
-            for ox in 0..ow {
-                for o in 0..oc {
-                    let y = ((r * oh + oy) * ow + ox) * oc + o;
-                    let group = o / group_out;
-                    for ky in 0..geom.kernel[0] {
-                        for kx in 0..geom.kernel[1] {
-                            let (Some(iy), Some(ix)) = (tap(geom, 0, oy, ky), tap(geom, 1, ox, kx))
-                            else {
-                                continue;
-                            };
-                            for c in 0..group_in {
-                                let x = ((r * ih + iy) * iw + ix) * ic + group * group_in + c;
-                                let w = ((ky * geom.kernel[1] + kx) * group_in + c) * oc + o;
-                                f(x, w, y);
-                            }
-                        }
-                    }
+    let d = geom.depth;
+    for pixel in 0..rows * d.output * oh * ow {
+        let (slice, oy, ox) = (pixel / (oh * ow), pixel / ow % oh, pixel % ow);
+        for tap_index in 0..d.kernel * kh * kw {
+            let (kz, ky, kx) = (tap_index / (kh * kw), tap_index / kw % kh, tap_index % kw);
+            let z = (slice % d.output * d.stride + kz * d.dilation).checked_sub(d.pad);
+            let (Some(iz), Some(iy), Some(ix)) =
+                (z.filter(|z| *z < d.input), tap(geom, 0, oy, ky), tap(geom, 1, ox, kx))
+            else {
+                continue;
+            };
+            let first = ((slice / d.output * d.input + iz) * ih + iy) * iw + ix;
+            for o in 0..oc {
+                for c in 0..group_in {
+                    let x = first * ic + o / group_out * group_in + c;
+                    f(x, (tap_index * group_in + c) * oc + o, pixel * oc + o);
                 }
             }
         }

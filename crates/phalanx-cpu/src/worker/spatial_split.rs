@@ -1,5 +1,5 @@
 //! Spatial splitting: if a device has fewer rows than workers, the workers split each instruction within the
-//! rows. Convolution and pooling are split by output lines, dense layers by columns, elementwise ops and batch
+//! rows. Convolution of images and pooling are split by output lines, dense layers by columns, elementwise ops and batch
 //! normalisation by pixels. The first worker computes all other ops alone.
 
 use super::WorkerCtx;
@@ -29,7 +29,7 @@ pub(crate) fn scratch_len(program: &Program) -> usize {
         tops.max((1..=g.output[0] - middle).map(|n| need(middle..middle + n)).max())
     };
     let need = |i: &Instr| match i {
-        Instr::Compute { op: Op::Conv(g, _), .. } => parts(g),
+        Instr::Compute { op: Op::Conv(g, _), .. } if g.is_flat() => parts(g),
         _ => None,
     };
     program.instrs().iter().filter_map(need).max().unwrap_or(0)
@@ -56,7 +56,9 @@ struct Lines {
 /// no byte with an operand. Each worker has its own scratch memory.
 pub(super) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y: ValueId) {
     match op {
-        Op::Conv(geom, e) if ctx.value(y).ty.is_rows() => conv_lines(ctx, geom, e, x, y),
+        Op::Conv(geom, e) if ctx.value(y).ty.is_rows() && geom.is_flat() => {
+            conv_lines(ctx, geom, e, x, y);
+        }
         Op::Pool(kind, geom) => {
             for l in lines(ctx, geom) {
                 let windows = Windows { geom: &l.geom, rows: 1 };

@@ -224,7 +224,7 @@ op_table! {
     Op::DotGradInput => "dot_grad_input", Refused;
     Op::DotGradKernel => "dot_grad_kernel", Refused;
     Op::Conv(..) => "conv", Smooth;
-    Op::ConvGradInput(_) => "conv_grad_input", Refused;
+    Op::ConvGradInput(_) => "conv_grad_input", Smooth;
     Op::ConvGradKernel(_) => "conv_grad_kernel", Refused;
     Op::Pool(PoolKind::Max, _) => "max_pool", Smooth;
     Op::Pool(PoolKind::Average, _) => "average_pool", Smooth;

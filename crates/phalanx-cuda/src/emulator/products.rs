@@ -39,23 +39,30 @@ pub(super) fn gemm(memory: &mut Memory, g: &Gemm) -> Result<(), String> {
 }
 
 /// Calls `f(x, w, y)` with the indices of every product `x · w` that adds to `y`, for contiguous
-/// pixels and filters as `[filters, height, width, channels / groups]`.
+/// pixels and filters as `[filters, depth, height, width, channels / groups]`.
 fn each_product(g: &ConvGeom, rows: usize, mut f: impl FnMut(usize, usize, usize)) {
     let [ih, iw, ic] = g.input;
     let [oh, ow, oc] = g.output;
     let [kh, kw] = g.kernel;
-    let (group_in, group_out) = (ic / g.groups, oc / g.groups);
+    let (d, group_in, group_out) = (g.depth, ic / g.groups, oc / g.groups);
     let tap = |axis: usize, o: usize, k: usize| {
         let at = o * g.stride[axis] + k * g.dilation[axis];
         at.checked_sub(g.pad[axis]).filter(|i| *i < g.input[axis])
     };
-    for pixel in 0..rows * oh * ow {
-        let (row, oy, ox) = (pixel / (oh * ow), pixel / ow % oh, pixel % ow);
-        for (ky, kx) in (0..kh * kw).map(|k| (k / kw, k % kw)) {
-            let (Some(iy), Some(ix)) = (tap(0, oy, ky), tap(1, ox, kx)) else { continue };
+    for pixel in 0..rows * d.output * oh * ow {
+        let (slice, oy, ox) = (pixel / (oh * ow), pixel / ow % oh, pixel % ow);
+        for k in 0..d.kernel * kh * kw {
+            let (kz, ky, kx) = (k / (kh * kw), k / kw % kh, k % kw);
+            let z = (slice % d.output * d.stride + kz * d.dilation).checked_sub(d.pad);
+            let (Some(iz), Some(iy), Some(ix)) =
+                (z.filter(|z| *z < d.input), tap(0, oy, ky), tap(1, ox, kx))
+            else {
+                continue;
+            };
+            let from = ((slice / d.output * d.input + iz) * ih + iy) * iw + ix;
             for o in 0..oc {
-                let first = ((row * ih + iy) * iw + ix) * ic + o / group_out * group_in;
-                let filter = ((o * kh + ky) * kw + kx) * group_in;
+                let first = from * ic + o / group_out * group_in;
+                let filter = (o * d.kernel * kh * kw + k) * group_in;
                 (0..group_in).for_each(|c| f(first + c, filter + c, pixel * oc + o));
             }
         }
@@ -79,7 +86,7 @@ fn set_images(memory: &mut Memory, x: &Images, channels: usize, v: &[f64]) -> Re
 /// One of a convolution's three products.
 pub(super) fn conv(memory: &mut Memory, t: &Conv) -> Result<(), String> {
     let g = &t.geom;
-    let ([ih, iw, ic], [oh, ow, oc]) = (g.input, g.output);
+    let ([ih, iw, ic], [oh, ow, oc]) = (g.input_dims(), g.output_dims());
     let (inputs, outputs) = (t.rows * ih * iw, t.rows * oh * ow);
     let x = |memory: &Memory| images(memory, &t.x, inputs, ic);
     let y = |memory: &Memory| images(memory, &t.y, outputs, oc);

@@ -127,9 +127,9 @@ pub enum Op {
     /// `xᵀ · dy` summed over rows; operands `x, dy`.
     DotGradKernel,
 
-    /// 2-D convolution, NHWC; operands `x, w[kh, kw, c/groups, f]` and, if the epilogue has one, `bias`.
+    /// Convolution, NHWC; operands `x, w[kh, kw, c/groups, f]` and, if the epilogue has one, `bias`.
     Conv(ConvGeom, Epilogue),
-    /// Derivative of `Conv` with respect to `x`; operands `dy, w`.
+    /// Derivative of `Conv` with respect to `x`, also a transposed convolution; operands `dy, w`.
     ConvGradInput(ConvGeom),
     /// Derivative of `Conv` with respect to `w`; operands `x, dy`.
     ConvGradKernel(ConvGeom),

@@ -19,7 +19,7 @@ pub enum PoolKind {
 pub fn infer(geom: &ConvGeom, x: &Type) -> Result<Type> {
     geom.check()?;
     need_rows("pool", x)?;
-    if x.dims != geom.input || geom.input[2] != geom.output[2] {
+    if x.dims != geom.input || geom.input[2] != geom.output[2] || !geom.is_flat() {
         return Err(operand("pool", format!("image {:?}", geom.input), x));
     }
     Ok(Type::rows(geom.output))

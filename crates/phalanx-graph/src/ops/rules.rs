@@ -109,6 +109,7 @@ impl Op {
             Op::AffineSample(geom) => sample::derivative(geom, g, b),
             Op::Dot(e) => dot::derivative(*e, g, b),
             Op::Conv(geom, e) => conv::derivative(geom, *e, g, b),
+            Op::ConvGradInput(geom) => conv::grad_input_derivative(geom, g, b),
             Op::Pool(kind, geom) => pool::derivative(*kind, geom, g, b),
             Op::Softmax => softmax::softmax_derivative(g, b),
             Op::LogSoftmax => softmax::log_softmax_derivative(g, b),
@@ -131,7 +132,6 @@ impl Op {
             | Op::AffineSampleGrad(_)
             | Op::DotGradInput
             | Op::DotGradKernel
-            | Op::ConvGradInput(_)
             | Op::ConvGradKernel(_)
             | Op::PoolGrad(..)
             | Op::SparseXentGrad

@@ -70,6 +70,13 @@ fn identity(g: &Graph, op: &Op, x: &[NodeId], dims: &[usize]) -> Option<NodeId> 
         Op::Binary(Binary::Div) if constant(g, x[1]) == Some(1.0) => dims_ok(space_ok(x[0], x[1])?),
         Op::Reshape { .. } | Op::Broadcast { .. } => dims_ok(x[0]),
         Op::Transpose { perm } if perm.iter().copied().eq(0..perm.len()) => Some(x[0]),
+        Op::Transpose { perm } => match &g.node(x[0]).op {
+            // A pair of inverse transposes, as between two layers with channels first.
+            Op::Transpose { perm: first } if perm.iter().map(|p| first[*p]).eq(0..perm.len()) => {
+                Some(g.node(x[0]).inputs[0])
+            }
+            _ => None,
+        },
         Op::Unary(Unary::Neg) => match g.node(x[0]).op {
             Op::Unary(Unary::Neg) => Some(g.node(x[0]).inputs[0]),
             _ => None,

@@ -4,7 +4,7 @@ use super::{Build, Case, case};
 use phalanx_graph::ops::{
     BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
 };
-use phalanx_graph::{ConvGeom, NodeId, Op, Padding, Scope, Window};
+use phalanx_graph::{ConvGeom, Depth, NodeId, Op, Padding, Scope, Window};
 
 const UNARY: [(Unary, (f64, f64)); 17] = [
     (Unary::Neg, (-1.0, 1.0)),
@@ -215,13 +215,48 @@ pub fn conv_cases() -> Vec<Case> {
     ];
     let mut cases = vec![];
     for (name, (input, filters, kernel, stride, dilation, groups)) in shapes {
-        for padding in [Padding::Valid, Padding::Same] {
+        for padding in [Padding::Valid, Padding::Same, Padding::Causal] {
             for e in EPILOGUES {
                 let window = Window { kernel, stride, dilation, padding, groups };
                 let g = ConvGeom::new(input, filters, window).expect("fits");
                 cases.push(case(format!("conv {name} {padding:?}{e}"), move |b| {
                     product(b, Op::Conv(g, e), e, &input, &g.kernel_dims())
                 }));
+            }
+            let window = Window { kernel, stride, dilation, padding, groups };
+            let g = ConvGeom::new(input, filters, window).expect("fits");
+            cases.push(transposed(format!("{name} {padding:?}"), g));
+        }
+    }
+    cases.extend(volume_cases());
+    cases
+}
+
+/// The transposed convolution of a geometry.
+fn transposed(name: String, g: ConvGeom) -> Case {
+    case(format!("transposed conv {name}"), move |b| {
+        let inputs = [b.rows(&g.output_dims()), b.param(&g.kernel_dims())];
+        b.push(Op::ConvGradInput(g), &inputs)
+    })
+}
+
+fn volume_cases() -> Vec<Case> {
+    // Slices, and the kernel, stride and dilation along the depth.
+    let depths = [(3, [2, 1, 1]), (4, [3, 2, 1]), (3, [1, 1, 1]), (4, [2, 1, 2])];
+    let mut cases = vec![];
+    for (slices, sizes) in depths {
+        for (channels, groups) in [(2, 1), (4, 2)] {
+            for padding in [Padding::Valid, Padding::Same] {
+                let window = Window { groups, ..Window::new([2, 3], [1, 2], padding) };
+                let flat = ConvGeom::new([3, 4, channels], 2, window).expect("fits");
+                let depth = Depth::new(slices, sizes, padding).expect("fits");
+                let g = ConvGeom { depth, ..flat };
+                let name = format!("{slices} slices {sizes:?} {padding:?} groups={groups}");
+                let e = Epilogue { bias: groups == 1, relu: false };
+                cases.push(case(format!("conv {name}"), move |b| {
+                    product(b, Op::Conv(g, e), e, &g.input_dims(), &g.kernel_dims())
+                }));
+                cases.push(transposed(name, g));
             }
         }
     }

@@ -58,13 +58,10 @@ const EXCEPTIONS: &[Exception] = &[
         "BatchNormalization",
         "Keras' arguments",
     ),
-    (Limit::Fields, "phalanx/src/layers/conv2d.rs", "Conv2D", "Keras' arguments"),
-    (
-        Limit::Fields,
-        "phalanx/src/layers/depthwise_conv2d.rs",
-        "DepthwiseConv2D",
-        "Keras' arguments",
-    ),
+    (Limit::Fields, "phalanx/src/layers/conv.rs", "Conv", "Keras' arguments"),
+    (Limit::Fields, "phalanx/src/layers/conv_transpose.rs", "ConvTranspose", "Keras' arguments"),
+    (Limit::Fields, "phalanx/src/layers/depthwise_conv.rs", "DepthwiseConv", "Keras' arguments"),
+    (Limit::Fields, "phalanx/src/layers/separable_conv.rs", "SeparableConv", "Keras' arguments"),
     (Limit::Fields, "phalanx/src/model/fit.rs", "Fit", "Keras' arguments of fit"),
     (
         Limit::Methods,

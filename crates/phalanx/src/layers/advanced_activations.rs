@@ -1,11 +1,17 @@
 //! Activations with arguments. The output has the shape of the input.
 
-use super::support::{check_finite, check_not_negative, row_axis, single, swap_with_last};
-use crate::activations::leaky_relu;
-use crate::config::setters;
+use super::support::{
+    WeightOptions, check_finite, check_not_negative, row_axis, single, swap_with_last,
+};
+use crate::activations::{elu, leaky_relu};
+use crate::by_name::{ByName, OptionalByName};
+use crate::config::{self, setters};
+use crate::constraints::{Axes, Constraint};
 use crate::error::Result;
+use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
-use crate::registry::keras_class;
+use crate::registry::{Config, keras_class};
+use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -127,6 +133,147 @@ impl Layer for LeakyReLU {
     }
 }
 
+/// `x` above zero, `alpha · (eˣ - 1)` below.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::ELU;
+///
+/// assert_eq!(ELU::new().config()["alpha"], 1.0);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ELU {
+    alpha: f64,
+}
+
+impl Default for ELU {
+    fn default() -> ELU {
+        ELU { alpha: 1.0 }
+    }
+}
+
+impl ELU {
+    /// `alpha` 1.
+    pub fn new() -> ELU {
+        ELU::default()
+    }
+
+    setters! {
+        /// The limit for large negative inputs, negated; defaults to 1.
+        alpha: f64,
+    }
+}
+
+impl Layer for ELU {
+    keras_class!("ELU");
+
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
+        check_finite(cx, "alpha", self.alpha)?;
+        let x = single(cx, inputs)?;
+        Ok(elu(cx.graph(), x, self.alpha)?.into())
+    }
+}
+
+/// `x` above zero, `alpha · x` below, with a weight `alpha` for each element of a sample.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::PReLU;
+///
+/// let prelu = PReLU::new().shared_axes([1, 2]);
+/// assert_eq!(prelu.config()["shared_axes"], serde_json::json!([1, 2]));
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PReLU {
+    alpha_initializer: ByName<Initializer>,
+    alpha_regularizer: OptionalByName<Regularizer>,
+    alpha_constraint: OptionalByName<Constraint>,
+    shared_axes: Option<Axes>,
+}
+
+impl Default for PReLU {
+    fn default() -> PReLU {
+        PReLU {
+            alpha_initializer: Initializer::Zeros {}.into(),
+            alpha_regularizer: OptionalByName::default(),
+            alpha_constraint: OptionalByName::default(),
+            shared_axes: None,
+        }
+    }
+}
+
+impl PReLU {
+    /// A weight for each element, zero at first.
+    pub fn new() -> PReLU {
+        PReLU::default()
+    }
+
+    /// Axes whose elements share a weight, counted with the batch as 0.
+    #[must_use]
+    pub fn shared_axes(mut self, shared_axes: impl Into<Axes>) -> PReLU {
+        self.shared_axes = Some(shared_axes.into());
+        self
+    }
+
+    setters! {
+        /// Initializer of `alpha`; defaults to zeros.
+        alpha_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of `alpha`.
+        alpha_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Constraint on `alpha`.
+        alpha_constraint: impl Into<OptionalByName<Constraint>>,
+    }
+}
+
+impl Layer for PReLU {
+    fn class_name(&self) -> &'static str {
+        "PReLU"
+    }
+
+    fn config(&self) -> Config {
+        // Keras writes a list even for a single axis.
+        let shared_axes = self.shared_axes.as_ref().map(|axes| axes.as_slice().into());
+        config::write(&PReLU { shared_axes, ..self.clone() })
+    }
+
+    fn mask_rule(&self) -> MaskRule {
+        MaskRule::Pass
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
+        let x = single(cx, inputs)?;
+        let mut dims = cx.dims(x);
+        for axis in self.shared_axes.iter().flat_map(Axes::as_slice) {
+            let index = usize::try_from(*axis).ok().and_then(|axis| axis.checked_sub(1));
+            match index.and_then(|index| dims.get_mut(index)) {
+                Some(size) => *size = 1,
+                None => {
+                    let expected = format!("axes from 1 to {}", dims.len());
+                    return Err(cx.argument("shared_axes", &expected, axis));
+                }
+            }
+        }
+        let alpha = WeightOptions {
+            initializer: &self.alpha_initializer,
+            regularizer: &self.alpha_regularizer,
+            constraint: &self.alpha_constraint,
+        };
+        let alpha = alpha.weight(cx, "alpha", &dims)?;
+        let g = cx.graph();
+        let above = g.relu(x)?;
+        let negated = g.neg(x)?;
+        let below = g.relu(negated)?;
+        let below = g.mul(below, alpha)?;
+        Ok(g.sub(above, below)?.into())
+    }
+}
+
 /// `eˣ / Σ eˣ` over `axis`.
 ///
 /// ```
@@ -170,10 +317,10 @@ impl Layer for Softmax {
         let x = single(cx, inputs)?;
         let axis = row_axis(cx, x, self.axis)?;
         let x = match cx.mask(0) {
+            // Masked entries get no probability.
             Some(mask) => {
-                // Masked entries get no probability.
-                let (g, low) = (cx.graph(), -1e9);
-                let low = g.scalar(low);
+                let g = cx.graph();
+                let low = g.scalar(-1e9);
                 g.select(mask, x, low)?
             }
             None => x,

@@ -3,7 +3,7 @@
 //!
 //! The output has the shape of the input. Weights: `gamma` and `beta`, with the shape of the normalised axes.
 
-use super::support::{WeightOptions, check_not_negative, row_axis, single};
+use super::support::{WeightOptions, check_not_negative, row_axes, single};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::{self, setters};
 use crate::constraints::{Axes, Constraint};
@@ -87,18 +87,6 @@ impl LayerNormalization {
         /// Constraint on `gamma`.
         gamma_constraint: impl Into<OptionalByName<Constraint>>,
     }
-
-    /// The axes of one sample, ascending.
-    fn axes(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<usize>> {
-        let given = self.axis.as_slice();
-        let mut axes = given.iter().map(|a| row_axis(cx, x, *a)).collect::<Result<Vec<_>>>()?;
-        axes.sort_unstable();
-        axes.dedup();
-        if axes.is_empty() || axes.len() != given.len() {
-            return Err(cx.argument("axis", "one or more different axes", format!("{given:?}")));
-        }
-        Ok(axes)
-    }
 }
 
 impl Layer for LayerNormalization {
@@ -122,7 +110,7 @@ impl Layer for LayerNormalization {
             return Err(cx.argument("rms_scaling", "false", true));
         }
         let x = single(cx, inputs)?;
-        let axes = self.axes(cx, x)?;
+        let axes = row_axes(cx, x, &self.axis)?;
         let dims = cx.dims(x);
         let weight_dims: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
         let mut aligned = vec![1; dims.len()];

@@ -24,9 +24,10 @@ const PIXELS: usize = 6;
 /// a multiply-add.
 const CHAINS: usize = 4;
 
-/// Whether a convolution has one input and one output channel per group.
+/// Whether a convolution of images has one input and one output channel per group.
 pub(super) fn applies(geom: &ConvGeom) -> bool {
-    geom.groups > 1 && geom.groups == geom.input[2] && geom.groups == geom.output[2]
+    let channels = [geom.input[2], geom.output[2]];
+    geom.groups > 1 && channels == [geom.groups; 2] && geom.is_flat()
 }
 
 /// See [`Conv::forward`](super::Conv::forward).
@@ -128,7 +129,7 @@ impl Sweep<'_> {
                 let mut acc = [S::zero(); N];
                 for i in window.rows.clone() {
                     for j in window.cols.clone() {
-                        let pixel = self.grid.source(at, [i, j]);
+                        let pixel = self.grid.source(at[0], at, [i, j]);
                         let [ky, kx] = self.grid.kernel_position_of([i, j]);
                         let x = self.src.ptr.add(pixel * self.src.ld + c);
                         let w = self.w.add((ky * self.kernel_width + kx) * self.channels + c);

@@ -6,7 +6,7 @@
 
 use std::marker::PhantomData;
 
-use phalanx_graph::ConvGeom;
+use phalanx_graph::{ConvGeom, Depth};
 
 use super::grid::Grid;
 use super::{uses_patches, winograd};
@@ -45,7 +45,8 @@ impl Kernel for GradKernel<'_> {
     }
 }
 
-/// A block of output pixels: some images, and rows `top..bottom` of each.
+/// A block of output pixels: some images, and rows `top..bottom` of each. In volumes, it is a slice instead of images;
+/// slices are counted over all volumes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PixelBlock {
     image: usize,
@@ -67,7 +68,9 @@ pub(super) struct Blocks {
 impl Blocks {
     pub fn new(geom: &ConvGeom, rows: usize) -> Blocks {
         let [height, width, _] = geom.output;
-        let images = (BLOCK_PIXELS / (height * width).max(1)).max(1);
+        let images =
+            if geom.is_flat() { (BLOCK_PIXELS / (height * width).max(1)).max(1) } else { 1 };
+        let rows = rows * geom.depth.output;
         let lines = (BLOCK_PIXELS / width.max(1)).max(1);
         let bands = if height * width <= BLOCK_PIXELS { 1 } else { height.div_ceil(lines) };
         Blocks { rows, height, images, bands, image: 0, band: 0 }
@@ -106,7 +109,11 @@ impl TapBox {
     /// `None` if the tap lies in the padding for all of them.
     #[inline(always)]
     pub fn new(geom: &ConvGeom, block: PixelBlock, tap: usize) -> Option<TapBox> {
-        let (ky, kx) = (tap / geom.kernel[1], tap % geom.kernel[1]);
+        let (kz, ky, kx) = {
+            let [height, width] = geom.kernel;
+            (tap / (height * width), tap / width % height, tap % width)
+        };
+        let slice = source_slice(geom, block.image, kz)?;
         let [top, bottom] = inside(geom, 0, ky);
         let (top, bottom) = (top.max(block.top), bottom.min(block.bottom));
         let [left, right] = inside(geom, 1, kx);
@@ -117,7 +124,7 @@ impl TapBox {
         let x = left * geom.stride[1] + kx * geom.dilation[1] - geom.pad[1];
         Some(TapBox {
             extent: [block.images, bottom - top, right - left],
-            input: (block.image * geom.input[0] + y) * geom.input[1] + x,
+            input: (slice * geom.input[0] + y) * geom.input[1] + x,
             output: (block.image * geom.output[0] + top) * geom.output[1] + left,
         })
     }
@@ -128,6 +135,17 @@ impl TapBox {
         let ([h, w, _], [oh, ow, _]) = (geom.input, geom.output);
         [[h * w, geom.stride[0] * w, geom.stride[1]], [oh * ow, ow, 1]]
     }
+}
+
+/// The slice of the input that a tap of a slice of the output reads, counted over all volumes.
+#[inline(always)]
+fn source_slice(geom: &ConvGeom, slice: usize, k: usize) -> Option<usize> {
+    if geom.is_flat() {
+        return Some(slice);
+    }
+    let Depth { input, output, stride, dilation, pad, .. } = geom.depth;
+    let at = slice % output * stride + k * dilation;
+    if at < pad || at - pad >= input { None } else { Some(slice / output * input + at - pad) }
 }
 
 /// Output positions along one axis for which tap `k` reads inside the input: `start..end`.

@@ -1,11 +1,12 @@
 //! Regular grids of destination pixels and the taps they read.
 //!
 //! Along each axis, point `g` of a grid writes destination pixel `start + g * step` and its tap `i`
-//! reads source pixel `g * source_step + offset + i * tap_step`, which may lie outside.
+//! reads source pixel `g * source_step + offset + i * tap_step`, which may lie outside. The axes are depth,
+//! height and width; images have one slice.
 
 use std::ops::Range;
 
-use phalanx_graph::ConvGeom;
+use phalanx_graph::{ConvGeom, Depth};
 
 /// One axis of a [`Grid`].
 #[derive(Clone, Copy, Debug)]
@@ -19,23 +20,55 @@ struct Axis {
     offset: isize,
     tap_step: isize,
     taps: usize,
+    /// Size of the kernel.
+    kernel: usize,
     /// Position of tap `i` in the kernel: `kernel_first + i * kernel_step`.
     kernel_first: usize,
     kernel_step: usize,
 }
 
+/// One axis of a convolution.
+struct Side {
+    input: usize,
+    output: usize,
+    kernel: usize,
+    stride: usize,
+    dilation: usize,
+    pad: usize,
+}
+
+impl Side {
+    /// Depth, height or width.
+    fn new(geom: &ConvGeom, axis: usize) -> Side {
+        let Depth { input, output, kernel, stride, dilation, pad } = geom.depth;
+        match axis {
+            0 => Side { input, output, kernel, stride, dilation, pad },
+            _ => Side {
+                input: geom.input[axis - 1],
+                output: geom.output[axis - 1],
+                kernel: geom.kernel[axis - 1],
+                stride: geom.stride[axis - 1],
+                dilation: geom.dilation[axis - 1],
+                pad: geom.pad[axis - 1],
+            },
+        }
+    }
+}
+
 impl Axis {
     fn forward(geom: &ConvGeom, axis: usize) -> Axis {
+        let side = Side::new(geom, axis);
         Axis {
-            points: geom.output[axis],
+            points: side.output,
             start: 0,
             step: 1,
-            size: geom.output[axis],
-            source_step: geom.stride[axis],
-            source_size: geom.input[axis],
-            offset: -(geom.pad[axis] as isize),
-            tap_step: geom.dilation[axis] as isize,
-            taps: geom.kernel[axis],
+            size: side.output,
+            source_step: side.stride,
+            source_size: side.input,
+            offset: -(side.pad as isize),
+            tap_step: side.dilation as isize,
+            taps: side.kernel,
+            kernel: side.kernel,
             kernel_first: 0,
             kernel_step: 1,
         }
@@ -45,22 +78,22 @@ impl Axis {
     /// dilation` through tap `k`; so of the taps, those with `k * dilation = phase + pad (mod stride)`
     /// reach this phase, and they repeat every `stride / gcd(stride, dilation)`.
     fn backward(geom: &ConvGeom, axis: usize, phase: usize) -> Axis {
-        let (stride, dilation) = (geom.stride[axis], geom.dilation[axis]);
-        let (kernel, moved) = (geom.kernel[axis], phase + geom.pad[axis]);
+        let Side { input, output, kernel, stride, dilation, pad } = Side::new(geom, axis);
+        let moved = phase + pad;
         let first = (0..kernel).find(|k| (k * dilation) % stride == moved % stride);
         let kernel_first = first.unwrap_or(kernel);
         let kernel_step = stride / gcd(stride, dilation);
-        let input = geom.input[axis];
         Axis {
             points: input.saturating_sub(phase).div_ceil(stride),
             start: phase,
             step: stride,
             size: input,
             source_step: 1,
-            source_size: geom.output[axis],
+            source_size: output,
             offset: (moved as isize - (kernel_first * dilation) as isize) / stride as isize,
             tap_step: -((kernel_step * dilation / stride) as isize),
             taps: (kernel - kernel_first).div_ceil(kernel_step),
+            kernel,
             kernel_first,
             kernel_step,
         }
@@ -103,11 +136,13 @@ impl Axis {
 struct Lines {
     /// The first tap of the first point.
     from: *const f32,
-    /// Floats from one point to the next, and from one line of taps to the next.
+    /// Floats from one point to the next, from one line of taps to the next, and from one slice of taps to the next.
     point_step: usize,
     line_step: usize,
-    /// Number of lines per point.
+    slice_step: usize,
+    /// Number of lines per slice, and of slices per point.
     count: usize,
+    slices: usize,
 }
 
 impl Lines {
@@ -150,10 +185,12 @@ impl Lines {
         copy: impl Fn(*const f32, *mut f32),
     ) {
         for point in 0..points {
-            for line in 0..self.count {
-                let from = self.from.wrapping_add(point * self.point_step + line * self.line_step);
-                copy(from, to);
-                to = to.wrapping_add(len);
+            for slice in 0..self.slices {
+                let first = point * self.point_step + slice * self.slice_step;
+                for line in 0..self.count {
+                    copy(self.from.wrapping_add(first + line * self.line_step), to);
+                    to = to.wrapping_add(len);
+                }
             }
         }
     }
@@ -170,107 +207,133 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// Destination pixels that share their taps, repeated in every image.
+///
+/// A point is `[slice, y, x]`, where slices are counted over all images.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grid([Axis; 2]);
+pub(super) struct Grid([Axis; 3]);
 
 impl Grid {
     /// All output pixels of a convolution.
     pub fn forward(geom: &ConvGeom) -> Grid {
-        Grid([Axis::forward(geom, 0), Axis::forward(geom, 1)])
+        Grid([0, 1, 2].map(|axis| Axis::forward(geom, axis)))
     }
 
     /// All input pixels, one grid per phase. Phases beyond the image are skipped, so a stride larger than the
     /// image costs nothing.
     pub fn phases(geom: &ConvGeom) -> impl Iterator<Item = Grid> + use<> {
         let geom = *geom;
-        let count = [0, 1].map(|axis| geom.stride[axis].min(geom.input[axis]));
-        (0..count[0] * count[1])
-            .map(move |phase| Grid::backward(&geom, [phase / count[1], phase % count[1]]))
-    }
-
-    /// The input pixels of one phase, as destinations of the input gradient.
-    fn backward(geom: &ConvGeom, phase: [usize; 2]) -> Grid {
-        Grid([Axis::backward(geom, 0, phase[0]), Axis::backward(geom, 1, phase[1])])
+        let [depth, height, width] = [0, 1, 2].map(|axis| {
+            let side = Side::new(&geom, axis);
+            side.stride.min(side.input)
+        });
+        (0..depth * height * width).map(move |phase| {
+            let phases = [phase / (height * width), phase / width % height, phase % width];
+            Grid([0, 1, 2].map(|axis| Axis::backward(&geom, axis, phases[axis])))
+        })
     }
 
     /// Points per image.
     pub fn points(&self) -> usize {
-        self.0[0].points * self.0[1].points
+        self.0[0].points * self.0[1].points * self.0[2].points
     }
 
     /// Taps per point.
     pub fn taps(&self) -> usize {
-        self.0[0].taps * self.0[1].taps
+        self.0[0].taps * self.0[1].taps * self.0[2].taps
     }
 
-    /// Points per image, vertically and horizontally.
+    /// Points per slice, vertically and horizontally.
     pub fn size(&self) -> [usize; 2] {
-        [self.0[0].points, self.0[1].points]
+        [self.0[1].points, self.0[2].points]
     }
 
-    /// The kernel position of a tap counted over rows and columns.
+    /// The kernel position of a tap counted over slices, rows and columns; the rows of all slices count as rows of the
+    /// kernel.
     pub fn kernel_position(&self, tap: usize) -> [usize; 2] {
-        self.kernel_position_of([tap / self.0[1].taps, tap % self.0[1].taps])
+        let [z, y, x] = &self.0;
+        let [row, column] = self.kernel_position_of([tap / x.taps % y.taps, tap % x.taps]);
+        let slice = z.kernel_first + tap / (x.taps * y.taps) * z.kernel_step;
+        [slice * y.kernel + row, column]
     }
 
-    /// The kernel position of the tap in row and column `tap` of the grid's taps.
+    /// The kernel position of the tap in row and column `tap` of the grid's taps, in one slice.
     #[inline(always)]
     pub fn kernel_position_of(&self, tap: [usize; 2]) -> [usize; 2] {
-        let [y, x] = &self.0;
+        let [_, y, x] = &self.0;
         [y.kernel_first + tap[0] * y.kernel_step, x.kernel_first + tap[1] * x.kernel_step]
     }
 
     /// Whether all columns of taps are inside the image for points in column `x`.
     #[inline(always)]
     pub fn has_all_columns(&self, x: usize) -> bool {
-        self.0[1].inside(x) == (0..self.0[1].taps)
+        self.0[2].inside(x) == (0..self.0[2].taps)
     }
 
-    /// The taps of the point `[image, y, x]` that are inside the image.
+    /// The taps of a point that are inside the image, in one slice.
     #[inline(always)]
     pub fn window(&self, at: [usize; 3]) -> Window {
-        Window { rows: self.0[0].inside(at[1]), cols: self.0[1].inside(at[2]) }
+        Window { rows: self.0[1].inside(at[1]), cols: self.0[2].inside(at[2]) }
     }
 
-    /// The source pixel of a point's tap that is inside the image.
+    /// The source slice of tap `i` along the depth for points in slice `slice`, if it exists.
     #[inline(always)]
-    pub fn source(&self, at: [usize; 3], tap: [usize; 2]) -> usize {
-        let [y, x] = &self.0;
+    fn source_slice(&self, slice: usize, i: usize) -> Option<usize> {
+        let z = &self.0[0];
+        if z.source_size == 1 && z.points == 1 && z.taps == 1 {
+            return if z.offset == 0 { Some(slice) } else { None };
+        }
+        let (image, z_point) = (slice / z.points, slice % z.points);
+        match z.source(z_point, i) {
+            Some(source) => Some(image * z.source_size + source),
+            None => None,
+        }
+    }
+
+    /// The source pixel of a point's tap that is inside the image, in the source slice `slice`.
+    #[inline(always)]
+    pub fn source(&self, slice: usize, at: [usize; 3], tap: [usize; 2]) -> usize {
+        let [_, y, x] = &self.0;
         let row = (at[1] * y.source_step) as isize + y.offset + tap[0] as isize * y.tap_step;
         let col = (at[2] * x.source_step) as isize + x.offset + tap[1] as isize * x.tap_step;
-        (at[0] * y.source_size + row as usize) * x.source_size + col as usize
+        (slice * y.source_size + row as usize) * x.source_size + col as usize
     }
 
     /// Pixels between the sources of two adjacent points.
     #[inline(always)]
     pub fn source_column_step(&self) -> usize {
-        self.0[1].source_step
+        self.0[2].source_step
     }
 
     /// The destination pixel of a point, and the distance to the next point's in pixels.
     #[inline(always)]
     pub fn destination(&self, at: [usize; 3]) -> [usize; 2] {
-        let [y, x] = &self.0;
-        let row = at[0] * y.size + y.start + at[1] * y.step;
+        let [z, y, x] = &self.0;
+        let slice = if z.size == 1 {
+            at[0]
+        } else {
+            at[0] / z.points * z.size + z.start + at[0] % z.points * z.step
+        };
+        let row = slice * y.size + y.start + at[1] * y.step;
         [row * x.size + x.start + at[2] * x.step, x.step]
     }
 
-    /// Image, row and column of a point counted over all images.
+    /// Slice, row and column of a point counted over all images.
     #[inline(always)]
     fn locate(&self, point: usize) -> [usize; 3] {
-        let width = self.0[1].points;
-        let within = point % self.points();
-        [point / self.points(), within / width, within % width]
+        let [height, width] = self.size();
+        let within = point % (height * width);
+        [point / (height * width), within / width, within % width]
     }
 
     /// The point after `at`.
     #[inline(always)]
     fn advance(&self, at: &mut [usize; 3]) {
+        let [height, width] = self.size();
         at[2] += 1;
-        if at[2] == self.0[1].points {
+        if at[2] == width {
             at[2] = 0;
             at[1] += 1;
-            if at[1] == self.0[0].points {
+            if at[1] == height {
                 at[1] = 0;
                 at[0] += 1;
             }
@@ -313,22 +376,28 @@ impl Grid {
         table: &mut [*mut f32],
         count: usize,
     ) {
-        let [y, x] = &self.0;
+        let [z, y, x] = &self.0;
         let mut at = self.locate(first);
         for point in 0..count {
             let mut slot = point;
-            for i in 0..y.taps {
-                let row = y.source(at[1], i).map(|row| at[0] * y.source_size + row);
-                for j in 0..x.taps {
-                    let pixel = match (row, x.source(at[2], j)) {
-                        // SAFETY: the pixel lies inside the source.
-                        (Some(row), Some(col)) => unsafe {
-                            src.add((row * x.source_size + col) * ld)
-                        },
-                        _ => zeros.as_ptr(),
+            for t in 0..z.taps {
+                let slice = self.source_slice(at[0], t);
+                for i in 0..y.taps {
+                    let row = match (slice, y.source(at[1], i)) {
+                        (Some(slice), Some(row)) => Some(slice * y.source_size + row),
+                        _ => None,
                     };
-                    table[slot] = pixel.cast_mut();
-                    slot += count;
+                    for j in 0..x.taps {
+                        let pixel = match (row, x.source(at[2], j)) {
+                            // SAFETY: the pixel lies inside the source.
+                            (Some(row), Some(col)) => unsafe {
+                                src.add((row * x.source_size + col) * ld)
+                            },
+                            _ => zeros.as_ptr(),
+                        };
+                        table[slot] = pixel.cast_mut();
+                        slot += count;
+                    }
                 }
             }
             self.advance(&mut at);
@@ -349,7 +418,7 @@ impl Grid {
         channels: usize,
         patches: &mut [f32],
     ) {
-        let [y, x] = &self.0;
+        let [z, y, x] = &self.0;
         let depth = self.taps() * channels;
         let mut to = &mut patches[..count * depth];
         let interior =
@@ -358,13 +427,18 @@ impl Grid {
         while !to.is_empty() {
             // Adjacent points whose windows lie inside the image are copied in whole lines.
             let mut points = 1;
-            if interior.contains(&at[2]) && y.inside(at[1]) == (0..y.taps) {
+            let slice = self.first_of_all_slices(at[0]);
+            let lines_inside = interior.contains(&at[2]) && y.inside(at[1]) == (0..y.taps);
+            if let (Some(slice), true) = (slice, lines_inside) {
                 points = (interior.end - at[2]).min(to.len() / depth);
+                let line = x.source_size * ld;
                 let lines = Lines {
-                    from: src.wrapping_add(self.source(at, [0, 0]) * ld),
+                    from: src.wrapping_add(self.source(slice, at, [0, 0]) * ld),
                     point_step: x.source_step * ld,
-                    line_step: y.tap_step as usize * x.source_size * ld,
+                    line_step: y.tap_step as usize * line,
+                    slice_step: z.tap_step as usize * y.source_size * line,
                     count: y.taps,
+                    slices: z.taps,
                 };
                 // SAFETY: the windows lie inside the source, and `to` holds `points` patches.
                 unsafe { lines.copy(x.taps * channels, points, to.as_mut_ptr()) };
@@ -388,9 +462,12 @@ impl Grid {
         channels: usize,
         patch: &mut [f32],
     ) {
-        let [y, x] = &self.0;
+        let [_, y, x] = &self.0;
         for (i, line) in patch.chunks_exact_mut(x.taps * channels).enumerate() {
-            let row = y.source(at[1], i).map(|row| (at[0] * y.source_size + row) * x.source_size);
+            let row = match (self.source_slice(at[0], i / y.taps), y.source(at[1], i % y.taps)) {
+                (Some(slice), Some(row)) => Some((slice * y.source_size + row) * x.source_size),
+                _ => None,
+            };
             for (j, to) in line.chunks_exact_mut(channels).enumerate() {
                 match (row, x.source(at[2], j)) {
                     // SAFETY: the pixel lies inside the source.
@@ -400,6 +477,16 @@ impl Grid {
                     _ => to.fill(0.0),
                 }
             }
+        }
+    }
+
+    /// The source slice of the first tap along the depth, if all of these taps are inside the image.
+    #[inline(always)]
+    fn first_of_all_slices(&self, slice: usize) -> Option<usize> {
+        let last = self.0[0].taps.wrapping_sub(1);
+        match (self.source_slice(slice, 0), self.source_slice(slice, last)) {
+            (Some(first), Some(_)) => Some(first),
+            _ => None,
         }
     }
 
@@ -417,25 +504,27 @@ impl Grid {
         src: *mut f32,
         ld: usize,
     ) {
-        let [y, x] = &self.0;
+        let [z, y, x] = &self.0;
         let line = x.taps * channels;
         let contiguous = x.tap_step == 1 && ld == channels;
         let mut at = self.locate(first);
-        for patch in patches.chunks_exact(y.taps * line).take(count) {
+        for patch in patches.chunks_exact(z.taps * y.taps * line).take(count) {
             let Window { rows, cols } = self.window(at);
-            for i in rows {
-                // One run of floats if all columns are adjacent in memory, else one per column.
-                let (runs, len) =
-                    if contiguous { (1, cols.len() * channels) } else { (cols.len(), channels) };
+            // One run of floats if all columns are adjacent in memory, else one per column.
+            let (runs, len) =
+                if contiguous { (1, cols.len() * channels) } else { (cols.len(), channels) };
+            for i in 0..z.taps * rows.len() {
+                let (slice_tap, row_tap) = (i / rows.len(), rows.start + i % rows.len());
+                let Some(slice) = self.source_slice(at[0], slice_tap) else { continue };
                 for run in 0..if cols.is_empty() { 0 } else { runs } {
                     let tap = cols.start + run;
-                    let from = &patch[i * line + tap * channels..][..len];
+                    let from = (slice_tap * y.taps + row_tap) * line + tap * channels;
                     // SAFETY: the taps lie inside the source.
                     let to = unsafe {
-                        let pixel = self.source(at, [i, tap]);
+                        let pixel = self.source(slice, at, [row_tap, tap]);
                         std::slice::from_raw_parts_mut(src.add(pixel * ld), len)
                     };
-                    for (to, from) in to.iter_mut().zip(from) {
+                    for (to, from) in to.iter_mut().zip(&patch[from..][..len]) {
                         *to += *from;
                     }
                 }

@@ -1,6 +1,6 @@
 //! Comparison with plain loops in f64 on every instruction set, with poisoned results and gaps.
 
-use phalanx_graph::{ConvGeom, Padding, Window};
+use phalanx_graph::{ConvGeom, Depth, Padding, Window};
 use proptest::prelude::*;
 
 use super::*;
@@ -8,16 +8,19 @@ use crate::kernels::tile::testing::{Matrix, noise, refused};
 
 /// Calls `visit(output pixel, input pixel, tap)` for every tap inside the image, over all rows.
 fn taps(geom: &ConvGeom, rows: usize, mut visit: impl FnMut(usize, usize, usize)) {
-    let ([h, w, _], [oh, ow, _]) = (geom.input, geom.output);
-    for (r, oy, ox) in (0..rows * oh * ow).map(|p| (p / (oh * ow), p / ow % oh, p % ow)) {
-        for (ky, kx) in
-            (0..geom.kernel[0] * geom.kernel[1]).map(|t| (t / geom.kernel[1], t % geom.kernel[1]))
-        {
+    let ([h, w, _], [oh, ow, _], [kh, kw]) = (geom.input, geom.output, geom.kernel);
+    let d = geom.depth;
+    for pixel in 0..rows * d.output * oh * ow {
+        let (slice, oy, ox) = (pixel / (oh * ow), pixel / ow % oh, pixel % ow);
+        for tap in 0..d.kernel * kh * kw {
+            let (kz, ky, kx) = (tap / (kh * kw), tap / kw % kh, tap % kw);
+            let z = (slice % d.output * d.stride + kz * d.dilation).checked_sub(d.pad);
             let y = (oy * geom.stride[0] + ky * geom.dilation[0]).checked_sub(geom.pad[0]);
             let x = (ox * geom.stride[1] + kx * geom.dilation[1]).checked_sub(geom.pad[1]);
-            if let (Some(y), Some(x)) = (y.filter(|&y| y < h), x.filter(|&x| x < w)) {
-                let tap = ky * geom.kernel[1] + kx;
-                visit((r * oh + oy) * ow + ox, (r * h + y) * w + x, tap);
+            if let (Some(z), Some(y), Some(x)) =
+                (z.filter(|z| *z < d.input), y.filter(|y| *y < h), x.filter(|x| *x < w))
+            {
+                visit(pixel, ((slice / d.output * d.input + z) * h + y) * w + x, tap);
             }
         }
     }
@@ -26,8 +29,8 @@ fn taps(geom: &ConvGeom, rows: usize, mut visit: impl FnMut(usize, usize, usize)
 fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
     let [kh, kw, cin, cout] = geom.kernel_dims();
     let group_out = cout / geom.groups;
-    let in_pixels = rows * geom.input[0] * geom.input[1];
-    let out_pixels = rows * geom.output[0] * geom.output[1];
+    let pixels = |[height, width, _]: [usize; 3]| rows * height * width;
+    let (in_pixels, out_pixels) = (pixels(geom.input_dims()), pixels(geom.output_dims()));
     let x = Matrix::noise(in_pixels, geom.input[2], gap, 1);
     let dy = Matrix::noise(out_pixels, cout, gap, 2);
     let w = noise(kh * kw * cin * cout, 3);
@@ -121,6 +124,38 @@ fn convolutions_match_plain_loops() {
 }
 
 #[test]
+fn convolutions_of_volumes_match_plain_loops() {
+    use Padding::{Same, Valid};
+    // Slices, and the kernel, stride and dilation along the depth.
+    let depths = [
+        (1, [1, 1, 1], Valid),
+        (4, [1, 1, 1], Valid),
+        (5, [3, 1, 1], Same),
+        (6, [3, 2, 1], Same),
+        (6, [2, 1, 3], Valid),
+        (2, [5, 1, 1], Same),
+        (7, [2, 3, 1], Valid),
+        (1, [3, 2, 1], Same),
+    ];
+    let flat = [
+        Case([5, 4, 2], 3, [3, 3], [1, 1], [1, 1], Same, 1),
+        Case([1, 7, 1], 5, [1, 1], [1, 2], [1, 1], Valid, 1),
+        Case([4, 6, 12], 20, [3, 2], [2, 1], [1, 1], Same, 1),
+        Case([5, 5, 16], 8, [2, 2], [1, 1], [2, 2], Valid, 2),
+        Case([4, 4, 6], 6, [3, 3], [1, 1], [1, 1], Same, 6),
+    ];
+    for Case(input, filters, kernel, stride, dilation, padding, groups) in flat {
+        let window = Window { kernel, stride, dilation, padding, groups };
+        let flat = ConvGeom::new(input, filters, window).unwrap();
+        for (slices, sizes, padding) in depths {
+            let depth = Depth::new(slices, sizes, padding).unwrap();
+            check_all(&ConvGeom { depth, ..flat }, 2, 0, true, false);
+            check_all(&ConvGeom { depth, ..flat }, 1, 3, false, true);
+        }
+    }
+}
+
+#[test]
 fn images_do_not_influence_each_other() {
     let geom = ConvGeom::new([9, 9, 24], 50, Window::new([3, 3], [1, 1], Padding::Same)).unwrap();
     let x = noise(5 * geom.input_len(), 1);
@@ -147,6 +182,7 @@ prop_compose! {
         stride in [1usize..4, 1usize..4], dilation in [1usize..4, 1usize..4],
         same: bool, groups in prop::sample::select(vec![1usize, 1, 1, 2, 3]),
         cin in 1usize..20, cout in 1usize..40, depthwise in 0usize..6,
+        slices in prop::sample::select(vec![1usize, 1, 2, 5]), deep in [1usize..4, 1usize..4, 1usize..3],
     ) -> Option<ConvGeom> {
         let padding = if same { Padding::Same } else { Padding::Valid };
         let (cin, cout) = (cin * groups, cout * groups);
@@ -156,7 +192,9 @@ prop_compose! {
             _ => (groups, cout),
         };
         let input = [input[0], input[1], cin];
-        ConvGeom::new(input, cout, Window { kernel, stride, dilation, padding, groups })
+        let flat = ConvGeom::new(input, cout, Window { kernel, stride, dilation, padding, groups })?;
+        let depth = if slices == 1 { Depth::FLAT } else { Depth::new(slices, deep, padding)? };
+        Some(ConvGeom { depth, ..flat })
     }
 }
 

@@ -50,6 +50,7 @@ pub(super) fn applies(geom: &ConvGeom) -> bool {
         && geom.stride == [1, 1]
         && geom.dilation == [1, 1]
         && geom.groups == 1
+        && geom.is_flat()
         && geom.pad.iter().all(|&pad| pad <= 2)
 }
 

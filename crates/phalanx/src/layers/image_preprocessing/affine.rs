@@ -2,7 +2,7 @@
 //! `(a·x + b·y + c, d·x + e·y + f)`.
 
 use super::super::support::check_finite;
-use super::super::up_sampling2d::Interpolation;
+use super::super::up_sampling::Interpolation;
 use super::uniform;
 use crate::by_name::ByName;
 use crate::data::FillMode;

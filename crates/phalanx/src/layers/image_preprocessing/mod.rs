@@ -20,15 +20,16 @@ pub use factor::Factor;
 pub use random_flip::FlipMode;
 pub use resize::Resampling;
 
-use super::support::image;
+use super::spatial::{ImageDataFormat, spatial};
 use crate::error::Result;
 use crate::layer::LayerContext;
 use phalanx_graph::{DType, NodeId, Op};
 
 /// The single input, an image of any number type, as floats; and its height, width and channels.
 fn float_image(cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
-    let (x, dims) = image(cx, inputs)?;
-    Ok((cx.graph().cast(x, DType::F32)?, dims))
+    let image = spatial(cx, inputs, &ImageDataFormat::ChannelsLast.into())?;
+    let [height, width] = image.sizes;
+    Ok((cx.graph().cast(image.x, DType::F32)?, [height, width, image.channels]))
 }
 
 /// Random numbers in `[0, 1)` for each sample, in a separate stream for this call.

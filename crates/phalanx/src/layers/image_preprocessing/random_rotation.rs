@@ -2,7 +2,7 @@
 //! the shape of the input.
 
 use super::super::support::DataFormat;
-use super::super::up_sampling2d::Interpolation;
+use super::super::up_sampling::Interpolation;
 use super::affine::{Affine, SamplingOptions, sample};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image, uniform};

@@ -10,10 +10,14 @@ fn values(key: &str) -> Vec<Value> {
     let sizes = json!([0, 1, 2, 3, 1u64 << 40, u64::MAX]);
     let list = match key {
         "units" | "filters" | "groups" | "input_dim" | "output_dim" | "depth_multiplier" => sizes,
-        "kernel_size" | "pool_size" | "strides" | "dilation_rate" | "size" => {
-            json!([0, [1, 2], 3, [2, 0], 1u64 << 40, [u64::MAX, 1]])
+        "kernel_size" | "pool_size" | "strides" | "dilation_rate" | "size" | "output_size" => {
+            json!([0, [1, 2], 3, [2, 0], [2, 1, 2], 1u64 << 40, [u64::MAX, 1]])
         }
-        "padding" => json!(["valid", "same", 0, 1, [[1, 0], [2, 1u64 << 40]], u64::MAX]),
+        "output_padding" => json!([null, 0, 1, [0, 1], u64::MAX]),
+        "data_format" => json!(["channels_first", "channels_middle"]),
+        "shared_axes" => json!([null, 1, [1, 2], [0], [-1], i64::MIN, []]),
+        "n" | "stddev" | "alpha" => json!([0, 1, 0.5, -1, 1e308, u64::MAX]),
+        "padding" => json!(["valid", "same", "causal", 0, 1, [[1, 0], [2, 1u64 << 40]], u64::MAX]),
         "cropping" => json!([0, 1, [[1, 0], [0, 1]], [2, 9], u64::MAX]),
         "axis" => json!([-1, 0, 1, 2, -4, 17, i64::MIN, i64::MAX, [1], [1, 2], [-1, -1], []]),
         "rate" | "momentum" | "epsilon" | "negative_slope" | "threshold" | "max_value" => {
@@ -40,7 +44,8 @@ fn plain(class: &str) -> Map<String, Value> {
     let needed = json!({ "units": 2, "filters": 2, "kernel_size": 2, "rate": 0.5, "pool_size": 2,
         "input_dim": 3, "output_dim": 2, "dims": [1], "target_shape": [-1], "scale": 2.0,
         "activation": "relu", "height": 2, "width": 1, "factor": 0.2, "height_factor": 0.2,
-        "width_factor": 0.2, "layer": { "class_name": "LSTM", "config": { "units": 2 } },
+        "width_factor": 0.2, "n": 2, "output_size": 2, "stddev": 0.1,
+        "layer": { "class_name": "LSTM", "config": { "units": 2 } },
         "cell": { "class_name": "LSTMCell", "config": { "units": 2 } } });
     let all = needed.as_object().unwrap();
     // The minimal config, found by removing the keys that the class does not know.

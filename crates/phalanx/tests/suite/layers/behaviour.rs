@@ -5,7 +5,7 @@ use super::{call, difference, params, row_type};
 use crate::common::run;
 use phalanx::layer::{LayerHandle, Lowering};
 use phalanx::layers::*;
-use phalanx_graph::{DType, Space, Tensor, Type};
+use phalanx_graph::{DType, Fetch, Op, Space, Step, Tensor, Type};
 
 #[test]
 fn dropout_acts_in_training_only_and_keeps_the_mean() {
@@ -34,6 +34,63 @@ fn spatial_dropout_drops_whole_channels() {
         assert!(row.chunks(5).all(|pixel| pixel == &row[..5]), "{row:?}");
     }
     assert!(y.contains(&0.0) && y.contains(&2.0));
+}
+
+/// Mean and variance of what a layer makes of ones in training; in inference it returns its input.
+fn noisy(layer: LayerHandle) -> (f64, f64) {
+    let x = Tensor::new([100, 80], vec![1.0f32; 8000]).unwrap();
+    let types = [row_type(&x)];
+    let idle = call(&layer, false, &types).unwrap();
+    assert_eq!(idle.output, idle.inputs[0]);
+    let active = call(&layer, true, &types).unwrap();
+    let y = &run(&active.lowering.graph, &[active.output], &[x], &[])[0];
+    let mean = y.iter().sum::<f64>() / y.len() as f64;
+    (mean, y.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / y.len() as f64)
+}
+
+#[test]
+fn noise_has_the_mean_and_variance_of_its_distribution() {
+    let close = |received: f64, expected: f64| (received - expected).abs() < 0.02;
+    let (mean, variance) = noisy(GaussianNoise::new(0.5).into());
+    assert!(close(mean, 1.0) && close(variance, 0.25), "{mean} {variance}");
+    let (mean, variance) = noisy(GaussianDropout::new(0.2).into());
+    assert!(close(mean, 1.0) && close(variance, 0.25), "{mean} {variance}");
+    // Kept elements are `scale + shift`, the others `scale · limit + shift`.
+    let (rate, limit) = (0.3, -1.7580993408473766);
+    let scale = ((1.0 - rate) * (1.0 + rate * limit * limit) as f64).sqrt().recip();
+    let (mean, variance) = noisy(AlphaDropout::new(rate).into());
+    assert!(close(mean, scale * (1.0 - rate)), "{mean}");
+    assert!(
+        (variance - rate * (1.0 - rate) * (scale * (1.0 - limit)).powi(2)).abs() < 0.05,
+        "{variance}"
+    );
+    assert!(
+        refusal(GaussianNoise::new(1.5), &[&[3]]).starts_with("layer 'it': stddev: expected 0")
+    );
+    assert!(
+        refusal(GaussianDropout::new(1.0), &[&[3]]).starts_with("layer 'it': rate: expected 0")
+    );
+}
+
+#[test]
+fn channels_first_layers_need_no_transposes_between_them() {
+    let mut lowering = Lowering::new(false);
+    let feed = lowering.graph.add_feed("x", Type::rows([3, 8, 8]));
+    let mut x = lowering.graph.feed(feed);
+    let layers: [LayerHandle; 3] = [
+        Conv2D::new(4, 3).activation("relu").data_format("channels_first").into(),
+        MaxPooling2D::new(2).data_format("channels_first").into(),
+        Conv2D::new(5, 2).data_format("channels_first").into(),
+    ];
+    for (i, layer) in layers.iter().enumerate() {
+        x = lowering.call(layer, &format!("layer_{i}"), &[x]).unwrap();
+    }
+    assert_eq!(lowering.graph.ty(x).dims, [5, 2, 2]);
+    let mut step = Step::new("test", lowering.graph);
+    step.fetches.push(Fetch { name: "y".into(), node: x });
+    let step = phalanx_graph::passes::simplify(step);
+    let transposes = step.graph.nodes().iter().filter(|n| matches!(n.op, Op::Transpose { .. }));
+    assert_eq!(transposes.count(), 2, "{step}");
 }
 
 #[test]

@@ -47,6 +47,40 @@ fn refusals_of_windows_name_layer_argument_expected_and_received() {
              received (2, 2) with dilation_rate (2, 2)",
         ),
         (
+            refusal(Conv1D::new(4, 9), &[&[8, 4]]),
+            "layer 'it': kernel_size: expected a window inside the input's 8, received 9",
+        ),
+        (
+            refusal(Conv3D::new(4, 3), &[image]),
+            "layer 'it': input: expected shape (batch, depth, height, width, channels), \
+             received (None, 8, 6, 4)",
+        ),
+        (
+            refusal(MaxPooling1D::new(2).data_format("channels_first"), &[image]),
+            "layer 'it': input: expected shape (batch, channels, steps), received (None, 8, 6, 4)",
+        ),
+        (
+            refusal(Conv2DTranspose::new(4, 3).strides(2).output_padding(2), &[image]),
+            "layer 'it': output_padding: expected less than the strides, (2, 2), received (2, 2)",
+        ),
+        (
+            refusal(Conv1DTranspose::new(4, 2).padding("same").output_padding(0), &[&[1, 4]]),
+            "layer 'it': output_padding: expected an output of 1 or more positions, received 0",
+        ),
+        (
+            refusal(AdaptiveMaxPooling1D::new(1025), &[&[7, 4]]),
+            "layer 'it': output_size: expected at most 1024 different windows along an axis of 7, \
+             received 1025",
+        ),
+        (
+            refusal(GroupNormalization::new().groups(3), &[image]),
+            "layer 'it': groups: expected -1 or a divisor of the input's channels, 4, received 3",
+        ),
+        (
+            refusal(PReLU::new().shared_axes(4), &[image]),
+            "layer 'it': shared_axes: expected axes from 1 to 3, received 4",
+        ),
+        (
             refusal(MaxPooling2D::new(0), &[image]),
             "layer 'it': pool_size: expected 1 or more, received (0, 0)",
         ),
@@ -118,7 +152,9 @@ fn unknown_names_are_kept_until_the_call() {
     assert!(text.starts_with("unknown activation 'rellu'"), "{text}");
     assert!(text.contains("known: linear, relu, "), "{text}");
     let text = refusal(Conv2D::new(3, 3).padding("causal"), &[&[8, 8, 1]]);
-    assert_eq!(text, "unknown padding 'causal'; known: valid, same");
+    assert_eq!(text, "layer 'it': padding: expected valid or same, received causal");
+    let text = refusal(Conv1D::new(3, 3).padding("equal"), &[&[8, 1]]);
+    assert_eq!(text, "unknown padding 'equal'; known: valid, same, causal");
     let text = refusal(Dense::new(3).kernel_initializer("he"), &[&[3]]);
     assert!(text.starts_with("unknown initializer 'he'; did you mean 'he_uniform'?"), "{text}");
     let text = refusal(Dense::new(3).kernel_regularizer("l3"), &[&[3]]);
@@ -136,6 +172,13 @@ fn extreme_sizes_are_refused_and_do_not_panic() {
     refusal(Conv2D::new(3, 3).dilation_rate(most), &[image]);
     refusal(DepthwiseConv2D::new(3).depth_multiplier(most), &[image]);
     refusal(UpSampling2D::new(most), &[image]);
+    refusal(UpSampling1D::new(most), &[&[8, 4]]);
+    refusal(UpSampling3D::new(most), &[&[2, 8, 6, 4]]);
+    refusal(Conv2DTranspose::new(3, most), &[image]);
+    refusal(Conv2DTranspose::new(most, 3), &[image]);
+    refusal(Conv3DTranspose::new(3, 3).strides(1 << 24), &[&[1 << 20, 1 << 10, 1 << 10, 1]]);
+    refusal(AdaptiveAveragePooling2D::new(most), &[image]);
+    refusal(RepeatVector::new(most), &[&[4]]);
     refusal(ZeroPadding2D::new(most), &[image]);
     refusal(Cropping2D::new(most), &[image]);
     refusal(MaxPooling2D::new(2), &[&[0, 4, 1]]);

@@ -1,13 +1,12 @@
-//! Depthwise 2-D convolution: every channel has its own `depth_multiplier` kernels.
+//! Depthwise convolution: every channel has its own `depth_multiplier` kernels.
 //!
-//! Input `(batch, height, width, channels)`, output
-//! `(batch, new height, new width, channels · depth_multiplier)`; output channel `c · depth_multiplier + m`
-//! comes from channel `c`. Weights: `kernel` `[h, w, channels, depth_multiplier]` and
-//! `bias` `[channels · depth_multiplier]`.
+//! Input `(batch, spatial axes, channels)`, output `(batch, new spatial axes, channels · depth_multiplier)`; output
+//! channel `c · depth_multiplier + m` comes from channel `c`. Weights: `kernel`
+//! `[kernel size, channels, depth_multiplier]` and `bias` `[channels · depth_multiplier]`.
 
-use super::support::{
-    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
-};
+use super::spatial::{ImageDataFormat, Padding, Sizes, finish, spatial};
+use super::support::{AlwaysNull, WeightOptions, check_at_least_one};
+use super::window::{Window, convolve};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::setters;
@@ -17,11 +16,21 @@ use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
-use phalanx_graph::ops::Epilogue;
-use phalanx_graph::{NodeId, Op};
+use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 
-/// Depthwise 2-D convolution.
+/// Depthwise convolution of sequences.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::DepthwiseConv1D;
+///
+/// let conv = DepthwiseConv1D::new(3).depth_multiplier(2).padding("same");
+/// assert_eq!(conv.config()["depth_multiplier"], 2);
+/// ```
+pub type DepthwiseConv1D = DepthwiseConv<1>;
+
+/// Depthwise convolution of images.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -30,16 +39,19 @@ use serde::{Deserialize, Serialize};
 /// let conv = DepthwiseConv2D::new(3).depth_multiplier(2).padding("same");
 /// assert_eq!(conv.config()["depth_multiplier"], 2);
 /// ```
+pub type DepthwiseConv2D = DepthwiseConv<2>;
+
+/// Depthwise convolution over `N` spatial axes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields)]
 // The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
-pub struct DepthwiseConv2D {
-    kernel_size: Pair,
-    strides: Pair,
+pub struct DepthwiseConv<const N: usize> {
+    kernel_size: Sizes<N>,
+    strides: Sizes<N>,
     padding: ByName<Padding>,
     depth_multiplier: usize,
-    data_format: DataFormat,
-    dilation_rate: Pair,
+    data_format: ByName<ImageDataFormat>,
+    dilation_rate: Sizes<N>,
     activation: ByName<ActivationFn>,
     use_bias: bool,
     depthwise_initializer: ByName<Initializer>,
@@ -51,19 +63,21 @@ pub struct DepthwiseConv2D {
     bias_constraint: OptionalByName<Constraint>,
 }
 
-fn defaults() -> DepthwiseConv2D {
-    DepthwiseConv2D::new(0)
+fn defaults<const N: usize>() -> DepthwiseConv<N> {
+    DepthwiseConv::new(0)
 }
 
-impl DepthwiseConv2D {
+impl<const N: usize> DepthwiseConv<N> {
+    const NAME: &'static str = ["DepthwiseConv1D", "DepthwiseConv2D"][N - 1];
+
     /// Windows of `kernel_size`, one kernel per channel.
-    pub fn new(kernel_size: impl Into<Pair>) -> DepthwiseConv2D {
-        DepthwiseConv2D {
+    pub fn new(kernel_size: impl Into<Sizes<N>>) -> DepthwiseConv<N> {
+        DepthwiseConv {
             kernel_size: kernel_size.into(),
             strides: 1.into(),
             padding: Padding::Valid.into(),
             depth_multiplier: 1,
-            data_format: DataFormat::ChannelsLast,
+            data_format: ImageDataFormat::ChannelsLast.into(),
             dilation_rate: 1.into(),
             activation: ActivationFn::Linear.into(),
             use_bias: true,
@@ -79,13 +93,15 @@ impl DepthwiseConv2D {
 
     setters! {
         /// The strides of the windows; defaults to 1.
-        strides: impl Into<Pair>,
+        strides: impl Into<Sizes<N>>,
         /// `valid` (the default) or `same`.
         padding: impl Into<ByName<Padding>>,
+        /// `channels_last` (the default) or `channels_first`.
+        data_format: impl Into<ByName<ImageDataFormat>>,
         /// Kernels per channel; defaults to 1.
         depth_multiplier: usize,
         /// The dilation of the windows; defaults to 1.
-        dilation_rate: impl Into<Pair>,
+        dilation_rate: impl Into<Sizes<N>>,
         /// The activation function; defaults to linear.
         activation: impl Into<ByName<ActivationFn>>,
         /// Whether to add a bias.
@@ -105,46 +121,38 @@ impl DepthwiseConv2D {
     }
 }
 
-impl Layer for DepthwiseConv2D {
-    keras_class!("DepthwiseConv2D");
+impl<const N: usize> Layer for DepthwiseConv<N> {
+    keras_class!(DepthwiseConv::<N>::NAME);
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        let activation = self.activation.get()?;
+        let activation = *self.activation.get()?;
         check_at_least_one(cx, "depth_multiplier", self.depth_multiplier)?;
-        let (x, input) = image(cx, inputs)?;
-        let channels = input[2];
-        let Some(filters) = channels.checked_mul(self.depth_multiplier) else {
-            let received = self.depth_multiplier;
-            return Err(cx.argument("depth_multiplier", "a size that fits in memory", received));
-        };
+        let x = spatial::<N>(cx, inputs, &self.data_format)?;
         let window = Window {
             key: "kernel_size",
             size: self.kernel_size,
             strides: self.strides,
             dilation: self.dilation_rate,
             padding: &self.padding,
-            groups: channels,
+            groups: x.channels,
         };
-        let geom = window.geometry(cx, input, filters)?;
+        window.check_not_causal(cx)?;
+        let geom = window.depthwise(cx, &x, self.depth_multiplier)?;
         let kernel = WeightOptions {
             initializer: &self.depthwise_initializer,
             regularizer: &self.depthwise_regularizer,
             constraint: &self.depthwise_constraint,
         };
-        let [h, w, ..] = geom.kernel_dims();
-        let kernel = kernel.weight(cx, "kernel", &[h, w, channels, self.depth_multiplier])?;
-        // A convolution with one group per channel expects the same numbers as [h, w, 1, filters].
-        let mut operands = vec![x, cx.graph().reshape(kernel, &geom.kernel_dims())?];
-        if self.use_bias {
-            let bias = WeightOptions {
-                initializer: &self.bias_initializer,
-                regularizer: &self.bias_regularizer,
-                constraint: &self.bias_constraint,
-            };
-            operands.push(bias.weight(cx, "bias", &[filters])?);
-        }
-        let epilogue = Epilogue { bias: self.use_bias, relu: false };
-        let y = cx.graph().push(Op::Conv(geom, epilogue), &operands)?;
-        Ok(activation.apply(cx.graph(), y)?.into())
+        let dims = [&self.kernel_size.0[..], &[x.channels, self.depth_multiplier]].concat();
+        // A convolution with one group per channel expects the same numbers as `[.., 1, filters]`.
+        let kernel = kernel.weight(cx, "kernel", &dims)?;
+        let bias = WeightOptions {
+            initializer: &self.bias_initializer,
+            regularizer: &self.bias_regularizer,
+            constraint: &self.bias_constraint,
+        };
+        let bias = bias.optional(cx, self.use_bias, "bias", &[geom.output[2]])?;
+        let y = convolve::<N>(cx, geom, x.x, kernel, bias)?;
+        Ok(finish(cx, y, activation, &self.data_format)?.into())
     }
 }

@@ -1,13 +1,14 @@
-//! 2-D convolution: `y[i, j, f] = activation(Σ x[i·s + u·d, j·s + v·d, c] · kernel[u, v, c, f] + bias[f])`.
+//! Convolution: `y[i, f] = activation(Σ x[i·s + u·d, c] · kernel[u, c, f] + bias[f])`, where `i` and `u` have one index
+//! for each spatial axis.
 //!
-//! Input `(batch, height, width, channels)`, output `(batch, new height, new width, filters)`, where
-//! `valid` gives `(size - (kernel - 1) · dilation - 1) / stride + 1` positions, rounded down, and
-//! `same` gives `size / stride`, rounded up. Weights: `kernel` `[h, w, channels / groups, filters]` and
-//! `bias` `[filters]`.
+//! Input `(batch, spatial axes, channels)`, output `(batch, new spatial axes, filters)`, where `valid` gives
+//! `(size - (kernel - 1) · dilation - 1) / stride + 1` positions, rounded down, and `same` gives `size / stride`,
+//! rounded up. `causal` (of `Conv1D`) gives as many and reads no later steps. Weights: `kernel`
+//! `[kernel size, channels / groups, filters]` and `bias` `[filters]`.
 
-use super::support::{
-    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
-};
+use super::spatial::{ImageDataFormat, Padding, Sizes, finish, spatial};
+use super::support::{AlwaysNull, WeightOptions, check_at_least_one};
+use super::window::{Window, convolve};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::setters;
@@ -17,11 +18,22 @@ use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
-use phalanx_graph::ops::Epilogue;
-use phalanx_graph::{NodeId, Op};
+use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 
-/// 2-D convolution.
+/// Convolution of sequences.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Conv1D;
+///
+/// let conv = Conv1D::new(32, 3).padding("causal").dilation_rate(2);
+/// assert_eq!(conv.config()["kernel_size"], serde_json::json!([3]));
+/// assert_eq!(conv.config()["padding"], "causal");
+/// ```
+pub type Conv1D = Conv<1>;
+
+/// Convolution of images.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -31,16 +43,30 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!(conv.config()["kernel_size"], serde_json::json!([3, 3]));
 /// assert_eq!(conv.config()["padding"], "same");
 /// ```
+pub type Conv2D = Conv<2>;
+
+/// Convolution of volumes.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Conv3D;
+///
+/// let conv = Conv3D::new(8, (3, 3, 1)).padding("same");
+/// assert_eq!(conv.config()["kernel_size"], serde_json::json!([3, 3, 1]));
+/// ```
+pub type Conv3D = Conv<3>;
+
+/// Convolution over `N` spatial axes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields)]
 // The fields are Keras' arguments. serde cannot flatten groups of them and also reject unknown keys.
-pub struct Conv2D {
+pub struct Conv<const N: usize> {
     filters: usize,
-    kernel_size: Pair,
-    strides: Pair,
+    kernel_size: Sizes<N>,
+    strides: Sizes<N>,
     padding: ByName<Padding>,
-    data_format: DataFormat,
-    dilation_rate: Pair,
+    data_format: ByName<ImageDataFormat>,
+    dilation_rate: Sizes<N>,
     groups: usize,
     activation: ByName<ActivationFn>,
     use_bias: bool,
@@ -53,19 +79,21 @@ pub struct Conv2D {
     bias_constraint: OptionalByName<Constraint>,
 }
 
-fn defaults() -> Conv2D {
-    Conv2D::new(0, 0)
+fn defaults<const N: usize>() -> Conv<N> {
+    Conv::new(0, 0)
 }
 
-impl Conv2D {
+impl<const N: usize> Conv<N> {
+    const NAME: &'static str = ["Conv1D", "Conv2D", "Conv3D"][N - 1];
+
     /// `filters` output channels from windows of `kernel_size`.
-    pub fn new(filters: usize, kernel_size: impl Into<Pair>) -> Conv2D {
-        Conv2D {
+    pub fn new(filters: usize, kernel_size: impl Into<Sizes<N>>) -> Conv<N> {
+        Conv {
             filters,
             kernel_size: kernel_size.into(),
             strides: 1.into(),
             padding: Padding::Valid.into(),
-            data_format: DataFormat::ChannelsLast,
+            data_format: ImageDataFormat::ChannelsLast.into(),
             dilation_rate: 1.into(),
             groups: 1,
             activation: ActivationFn::Linear.into(),
@@ -82,11 +110,13 @@ impl Conv2D {
 
     setters! {
         /// The strides of the windows; defaults to 1.
-        strides: impl Into<Pair>,
-        /// `valid` (the default) or `same`.
+        strides: impl Into<Sizes<N>>,
+        /// `valid` (the default) or `same`; `Conv1D` has `causal` too.
         padding: impl Into<ByName<Padding>>,
+        /// `channels_last` (the default) or `channels_first`.
+        data_format: impl Into<ByName<ImageDataFormat>>,
         /// The dilation of the windows; defaults to 1.
-        dilation_rate: impl Into<Pair>,
+        dilation_rate: impl Into<Sizes<N>>,
         /// The number of groups of channels that are convolved separately; must divide channels and filters.
         groups: usize,
         /// The activation function; defaults to linear.
@@ -108,24 +138,19 @@ impl Conv2D {
     }
 }
 
-impl Layer for Conv2D {
-    keras_class!("Conv2D");
+impl<const N: usize> Layer for Conv<N> {
+    keras_class!(Conv::<N>::NAME);
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        let activation = self.activation.get()?;
+        let activation = *self.activation.get()?;
         check_at_least_one(cx, "filters", self.filters)?;
         check_at_least_one(cx, "groups", self.groups)?;
-        let (x, input) = image(cx, inputs)?;
-        for (what, n) in [("input's channels", input[2]), ("filters", self.filters)] {
+        let x = spatial::<N>(cx, inputs, &self.data_format)?;
+        for (what, n) in [("input's channels", x.channels), ("filters", self.filters)] {
             if !n.is_multiple_of(self.groups) {
                 let expected = format!("a divisor of the {what}, {n}");
                 return Err(cx.argument("groups", &expected, self.groups));
             }
-        }
-        // The kernels support both, but Keras rejects it, and saved models must load there too.
-        if self.strides != 1.into() && self.dilation_rate != 1.into() {
-            let received = format!("{} with dilation_rate {}", self.strides, self.dilation_rate);
-            return Err(cx.argument("strides", "1 if dilation_rate is not 1", received));
         }
         let window = Window {
             key: "kernel_size",
@@ -135,23 +160,25 @@ impl Layer for Conv2D {
             padding: &self.padding,
             groups: self.groups,
         };
-        let geom = window.geometry(cx, input, self.filters)?;
+        window.check_strides(cx)?;
+        if N > 1 {
+            window.check_not_causal(cx)?;
+        }
+        let geom = window.geometry(cx, &x, self.filters)?;
         let kernel = WeightOptions {
             initializer: &self.kernel_initializer,
             regularizer: &self.kernel_regularizer,
             constraint: &self.kernel_constraint,
         };
-        let mut operands = vec![x, kernel.weight(cx, "kernel", &geom.kernel_dims())?];
-        if self.use_bias {
-            let bias = WeightOptions {
-                initializer: &self.bias_initializer,
-                regularizer: &self.bias_regularizer,
-                constraint: &self.bias_constraint,
-            };
-            operands.push(bias.weight(cx, "bias", &[self.filters])?);
-        }
-        let epilogue = Epilogue { bias: self.use_bias, relu: false };
-        let y = cx.graph().push(Op::Conv(geom, epilogue), &operands)?;
-        Ok(activation.apply(cx.graph(), y)?.into())
+        let dims = [&self.kernel_size.0[..], &[x.channels / self.groups, self.filters]].concat();
+        let kernel = kernel.weight(cx, "kernel", &dims)?;
+        let bias = WeightOptions {
+            initializer: &self.bias_initializer,
+            regularizer: &self.bias_regularizer,
+            constraint: &self.bias_constraint,
+        };
+        let bias = bias.optional(cx, self.use_bias, "bias", &[self.filters])?;
+        let y = convolve::<N>(cx, geom, x.x, kernel, bias)?;
+        Ok(finish(cx, y, activation, &self.data_format)?.into())
     }
 }
