@@ -18,6 +18,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("index", include_str!("kernels/index.cu")),
     ("resident_dataset", include_str!("kernels/resident_dataset.cu")),
     ("layout", include_str!("kernels/layout.cu")),
+    ("matmul", include_str!("kernels/matmul.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("pool", include_str!("kernels/pool.cu")),
     ("random", include_str!("kernels/random.cu")),
