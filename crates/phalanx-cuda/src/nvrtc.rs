@@ -17,6 +17,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("conv", include_str!("kernels/conv.cu")),
     ("index", include_str!("kernels/index.cu")),
     ("resident_dataset", include_str!("kernels/resident_dataset.cu")),
+    ("layer_norm", include_str!("kernels/layer_norm.cu")),
     ("layout", include_str!("kernels/layout.cu")),
     ("matmul", include_str!("kernels/matmul.cu")),
     ("norm", include_str!("kernels/norm.cu")),

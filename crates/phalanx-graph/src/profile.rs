@@ -189,6 +189,8 @@ impl Program {
             Op::Moments => 3.0 * self.elements(x[0], rows),
             Op::BatchNormGradSums(_) => 4.0 * self.elements(x[0], rows),
             Op::BatchNormGradInput(_) => 5.0 * self.elements(y, rows),
+            Op::LayerNorm(_) => 5.0 * self.elements(y, rows),
+            Op::LayerNormGrad(_) => 9.0 * self.elements(y, rows),
             Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
                 4.0 * self.elements(x[0], rows)
             }

@@ -66,8 +66,8 @@ macro_rules! executor_tests {
                 a_step_may_do_nothing_but_assign programs_share_parameters
                 weights_are_fetched_before_the_update slots_start_as_the_rule_says;
             train:
-                mlp_with_partial_gradients mlp_with_sharded_gradients mlp_with_adam sharded_kernels
-                gradients_are_clipped gradients_are_accumulated a_scaled_loss
+                mlp_with_partial_gradients mlp_with_sharded_gradients mlp_with_adam self_attention
+                sharded_kernels                 gradients_are_clipped gradients_are_accumulated a_scaled_loss
                 an_overflow_keeps_accumulated_gradients cnn_with_shared_statistics
                 cnn_with_statistics_of_each_replica fewer_rows_than_workers unusual_gradients
                 a_step_without_rows_moves_by_the_penalty_alone

@@ -200,7 +200,7 @@ impl RandomGraph {
                 self.push(Op::Stride { axis, step }, &[x]);
             }
             21 => {
-                let (axis, reverse) = (pick(rank), choice % 2 == 0);
+                let (axis, reverse) = (pick(rank), choice.is_multiple_of(2));
                 self.push(Op::Cumulative { axis, product: false, reverse }, &[x]);
             }
             16 if small => {

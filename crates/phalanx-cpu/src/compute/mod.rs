@@ -165,7 +165,9 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::BatchStats { .. }
         | Op::BatchNorm(..)
         | Op::BatchNormGradSums(..)
-        | Op::BatchNormGradInput(..) => norm::compute(ctx, op, x, y),
+        | Op::BatchNormGradInput(..)
+        | Op::LayerNorm(_)
+        | Op::LayerNormGrad(_) => norm::compute(ctx, op, x, y),
         Op::Feed { .. }
         | Op::Param { .. }
         | Op::Unary(_)

@@ -5,6 +5,7 @@ pub mod cumulative;
 pub mod dot;
 pub mod elementwise;
 pub mod index;
+pub mod layer_norm;
 pub mod layout;
 pub mod math;
 pub mod matmul;

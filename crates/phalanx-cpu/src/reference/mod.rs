@@ -11,6 +11,7 @@ mod cumulative;
 mod dot;
 mod elementwise;
 mod index;
+mod layer_norm;
 mod layout;
 mod matmul;
 mod norm;
@@ -163,6 +164,9 @@ fn evaluate_node(
         Op::BatchNorm(attrs) => norm::batch_norm(attrs, x),
         Op::BatchNormGradSums(attrs) => norm::grad_sums(attrs, x, dims),
         Op::BatchNormGradInput(attrs) => norm::grad_input(attrs, x),
+
+        Op::LayerNorm(attrs) => layer_norm::layer_norm(attrs, x[0]),
+        Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(attrs, x[0], x[1]),
 
         Op::AllReduce { .. } => collective::all_reduce(x[0]),
         Op::ReplicaMean => collective::replica_mean(x[0]),

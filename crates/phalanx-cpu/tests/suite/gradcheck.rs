@@ -274,6 +274,8 @@ op_table! {
     Op::BatchNorm(_) => "batch_norm", Smooth;
     Op::BatchNormGradSums(_) => "batch_norm_grad_sums", Refused;
     Op::BatchNormGradInput(_) => "batch_norm_grad_input", Refused;
+    Op::LayerNorm(_) => "layer_norm", Smooth;
+    Op::LayerNormGrad(_) => "layer_norm_grad", Refused;
     Op::AllReduce { .. } => "all_reduce", Smooth;
     Op::ReplicaMean => "replica_mean", Refused;
 }

@@ -4,6 +4,7 @@ pub(crate) mod axes;
 #[cfg(all(test, feature = "emulator"))]
 pub(crate) mod harness;
 pub(crate) mod index;
+pub(crate) mod layer_norm;
 pub(crate) mod layout;
 pub(crate) mod matmul;
 pub(crate) mod norm;
@@ -66,6 +67,8 @@ pub(crate) fn compute(
         Op::ThresholdCounts { n } => index::threshold_counts(cx, *n, x, y),
         Op::Dropout { rate, key, noise } => random::dropout(cx, rate.get(), *key, noise, x, y),
         Op::Uniform { key, .. } => random::uniform(cx, *key, y),
+        Op::LayerNorm(attrs) => layer_norm::layer_norm(cx, attrs, x, y),
+        Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(cx, attrs, x, y),
         Op::Feed { .. }
         | Op::Param { .. }
         | Op::Unary(_)

@@ -8,6 +8,7 @@ pub mod cumulative;
 pub mod dot;
 pub mod elementwise;
 pub mod index;
+pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
 pub mod norm;
@@ -21,6 +22,7 @@ pub mod softmax;
 pub mod take;
 
 pub use elementwise::{Access, Binary, Instr, Tape, Unary};
+pub use layer_norm::LayerNormAttrs;
 pub use matmul::Contraction;
 pub use pool::PoolKind;
 pub use reduce::ReduceKind;
@@ -199,6 +201,11 @@ pub enum Op {
     BatchNormGradSums(BatchNormAttrs),
     /// Derivative of `BatchNorm` with respect to `x`; operands `dy, x, stats, gamma, beta, sums`.
     BatchNormGradInput(BatchNormAttrs),
+
+    /// Normalises the vectors along the last axis: `(x - mean) / √(variance + epsilon)`.
+    LayerNorm(LayerNormAttrs),
+    /// Derivative of `LayerNorm`; operands `x, dy`.
+    LayerNormGrad(LayerNormAttrs),
 
     /// Sums partial sums over the workers of a scope, in index order.
     AllReduce { scope: Scope },

@@ -63,6 +63,8 @@ impl Op {
             Op::BatchNorm(_) => "batch_norm",
             Op::BatchNormGradSums(_) => "batch_norm_grad_sums",
             Op::BatchNormGradInput(_) => "batch_norm_grad_input",
+            Op::LayerNorm(_) => "layer_norm",
+            Op::LayerNormGrad(_) => "layer_norm_grad",
             Op::AllReduce { .. } => "all_reduce",
             Op::ReplicaMean => "replica_mean",
         }
@@ -116,6 +118,10 @@ impl fmt::Display for Op {
             Op::BatchNorm(a) | Op::BatchNormGradSums(a) | Op::BatchNormGradInput(a) => {
                 write!(f, " epsilon={}", a.epsilon.get())?;
                 if a.relu { f.write_str(" +relu") } else { Ok(()) }
+            }
+            Op::LayerNorm(a) | Op::LayerNormGrad(a) => {
+                write!(f, " epsilon={}", a.epsilon.get())?;
+                if a.rms { f.write_str(" rms") } else { Ok(()) }
             }
             Op::AllReduce { scope } => write!(f, " over={scope}"),
             _ => Ok(()),

@@ -3,7 +3,7 @@
 
 use super::{
     Backward, Cotangents, Op, PoolKind, collective, conv, cumulative, dot, elementwise, index,
-    layout, matmul, norm, pool, random, reduce, sample, softmax, take,
+    layer_norm, layout, matmul, norm, pool, random, reduce, sample, softmax, take,
 };
 use crate::error::{GraphError, Result};
 use crate::graph::Graph;
@@ -80,6 +80,8 @@ impl Op {
             Op::BatchNorm(_) => norm::infer_batch_norm(x),
             Op::BatchNormGradSums(_) => norm::infer_grad_sums(x),
             Op::BatchNormGradInput(_) => norm::infer_grad_input(x),
+            Op::LayerNorm(_) => layer_norm::infer(x[0]),
+            Op::LayerNormGrad(_) => layer_norm::infer_grad(x[0], x[1]),
             Op::AllReduce { scope } => collective::infer_all_reduce(*scope, x[0]),
             Op::ReplicaMean => collective::infer_replica_mean(x[0]),
         }
@@ -120,6 +122,7 @@ impl Op {
                 cumulative::derivative(*axis, *product, *reverse, g, b)
             }
             Op::Dropout { .. } => random::dropout_derivative(self, g, b),
+            Op::LayerNorm(attrs) => layer_norm::derivative(attrs, g, b),
             Op::BatchNorm(attrs) => norm::derivative(attrs, g, b),
             // Integers have no derivative, and metrics are not differentiated.
             Op::Cast { .. }
@@ -143,7 +146,8 @@ impl Op {
             | Op::GatherGrad { .. }
             | Op::TakeGrad { .. }
             | Op::BatchNormGradSums(_)
-            | Op::BatchNormGradInput(_) => Err(GraphError::NotDifferentiable {
+            | Op::BatchNormGradInput(_)
+            | Op::LayerNormGrad(_) => Err(GraphError::NotDifferentiable {
                 layer: g.scope_name(b.y).into(),
                 op: self.name().into(),
             }),
@@ -182,6 +186,7 @@ impl Op {
             | Op::Dropout { .. }
             | Op::Moments
             | Op::BatchStats { .. }
+            | Op::LayerNorm(_)
             | Op::AllReduce { .. }
             | Op::ReplicaMean => 1,
             Op::Binary(_)
@@ -197,6 +202,7 @@ impl Op {
             | Op::GatherGrad { .. }
             | Op::Take(_)
             | Op::TakeGrad { .. }
+            | Op::LayerNormGrad(_)
             | Op::InTopK { .. } => 2,
             Op::Select | Op::SparseXentGrad | Op::ThresholdCounts { .. } => 3,
             Op::BatchNorm(_) => 4,

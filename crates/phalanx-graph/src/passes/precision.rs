@@ -65,6 +65,8 @@ fn may_be_narrow(op: &Op) -> bool {
                 | Op::PoolGrad(..)
                 | Op::BatchNorm(_)
                 | Op::BatchNormGradInput(_)
+                | Op::LayerNorm(_)
+                | Op::LayerNormGrad(_)
                 | Op::Dropout { .. }
                 | Op::Concat { .. }
                 | Op::Slice { .. }

@@ -5,8 +5,8 @@ use phalanx_graph::functions::index::{min_axes, prod_axes, sort, take, top_k};
 use phalanx_graph::functions::layout::{PadMode, concat, pad};
 use phalanx_graph::functions::math;
 use phalanx_graph::ops::{
-    BatchNormAttrs, Binary, Contraction, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom,
-    TakeAxis, Unary,
+    BatchNormAttrs, Binary, Contraction, Epilogue, FillMode, LayerNormAttrs, PoolKind, ReduceKind,
+    SampleGeom, TakeAxis, Unary,
 };
 use phalanx_graph::{ConvGeom, DType, Graph, NodeId, Op, Padding, Scope, Window};
 
@@ -573,6 +573,10 @@ pub fn norm_cases() -> Vec<Case> {
                 cases.push(case(name, move |b| batch_norm(b, dims, attrs)));
             }
         }
+    }
+    for rms in [false, true] {
+        let op = Op::LayerNorm(LayerNormAttrs { epsilon: 1e-3.into(), rms });
+        cases.extend(on_both(&format!("layer_norm rms {rms}"), op, &[3, 7]));
     }
     cases
 }
