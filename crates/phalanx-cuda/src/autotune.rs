@@ -146,7 +146,8 @@ pub(crate) fn gemm_key(gemm: &Gemm, tf32: bool, gpu: &str) -> String {
     let matrix = |m: &Matrix| (m.elem, m.ld, m.transposed, m.at.alignment());
     let sizes = (gemm.m, gemm.n, gemm.k, gemm.bias.is_some(), gemm.relu, tf32);
     let operands = [&gemm.a, &gemm.b, &gemm.c].map(matrix);
-    digest(&format!("{gpu} {version} {sizes:?} {operands:?}"))
+    let batch = (gemm.batch.count, gemm.batch.strides);
+    digest(&format!("{gpu} {version} {sizes:?} {operands:?} {batch:?}"))
 }
 
 fn version(lib: Lib) -> String {

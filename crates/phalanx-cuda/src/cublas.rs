@@ -1,10 +1,12 @@
 //! Matrix products with cuBLASLt.
 
-use crate::launch::{Elem, Ptr};
-use crate::work_item::{Gemm, Matrix};
+use crate::launch::Elem;
+use crate::work_item::{Batch, Gemm, Matrix};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
-    cublasLtMatmulDescAttributes_t as Attribute, cublasStatus_t as Status, cudaDataType_t as Type,
+    cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t as Status,
+    cudaDataType_t as Type,
 };
 use phalanx_cuda_driver::driver::{Failure, Result, Stream};
 use std::ffi::c_void;
@@ -82,11 +84,13 @@ fn data_type(elem: Elem) -> Type {
     }
 }
 
-/// A matrix with `rows` rows in memory, as the library sees it: column-major, transposed.
+/// A matrix with `rows` rows in memory, as the library sees it: column-major, transposed. `batch` are
+/// the items of a batch and the elements between them.
 fn layout(
     matrix: &Matrix,
     rows: usize,
     columns: usize,
+    batch: (usize, usize),
 ) -> Result<Owned<sys::cublasLtMatrixLayout_t>> {
     let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
     let mut raw = std::ptr::null_mut();
@@ -95,7 +99,27 @@ fn layout(
     let made =
         unsafe { sys::cublasLtMatrixLayoutCreate(&mut raw, ty, columns as u64, rows as u64, ld) };
     check("cublasLtMatrixLayoutCreate", made)?;
-    Ok(Owned(raw, sys::cublasLtMatrixLayoutDestroy))
+    let owned = Owned(raw, sys::cublasLtMatrixLayoutDestroy as unsafe fn(_) -> _);
+    if batch.0 != 1 {
+        let (count, stride) = (batch.0 as i32, batch.1 as i64);
+        let offset = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        set_layout(raw, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count)?;
+        set_layout(raw, offset, &stride)?;
+    }
+    Ok(owned)
+}
+
+fn set_layout<T>(
+    layout: sys::cublasLtMatrixLayout_t,
+    name: LayoutAttribute,
+    value: &T,
+) -> Result<()> {
+    // SAFETY: a live descriptor; the library reads a value of this size.
+    let set = unsafe {
+        let at: *const c_void = std::ptr::from_ref(value).cast();
+        sys::cublasLtMatrixLayoutSetAttribute(layout, name, at, size_of::<T>())
+    };
+    check(&format!("cuBLASLt attribute {name:?}"), set)
 }
 
 fn set<T>(desc: sys::cublasLtMatmulDesc_t, name: Attribute, value: &T) -> Result<()> {
@@ -144,12 +168,17 @@ impl Cublas {
             let ty = Type::CUDA_R_32F;
             set(desc.0, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &ty)?;
         }
+        let Batch { count, strides: [a, b, c] } = gemm.batch;
         let layouts = [
-            layout(&gemm.b, gemm.k, gemm.n)?,
-            layout(&gemm.a, gemm.m, gemm.k)?,
-            layout(&gemm.c, gemm.m, gemm.n)?,
+            layout(&gemm.b, gemm.k, gemm.n, (count, b))?,
+            layout(&gemm.a, gemm.m, gemm.k, (count, a))?,
+            layout(&gemm.c, gemm.m, gemm.n, (count, c))?,
         ];
-        let aligned = [gemm.b.at, gemm.a.at, gemm.c.at].map(Ptr::alignment);
+        // Every item of a batch has the alignment.
+        let aligned = [(gemm.b, b), (gemm.a, a), (gemm.c, c)].map(|(matrix, stride)| {
+            let bytes = (stride * matrix.elem.bytes()) as u32;
+            matrix.at.alignment().min(1 << bytes.trailing_zeros().min(8))
+        });
         let proposals = self.propose(&desc, &layouts, aligned)?;
         Ok(GemmPlan { desc, layouts, proposals, chosen: 0 })
     }

@@ -111,6 +111,9 @@ fn unary(u: Unary, a: &str) -> String {
         Unary::Relu => "relu",
         Unary::Floor => "floorf",
         Unary::Sin => "sinf",
+        Unary::Cos => "cosf",
+        Unary::Atan => "atanf",
+        Unary::Round => "rintf",
     };
     format!("{function}({a})")
 }
@@ -124,6 +127,7 @@ fn binary(b: Binary, l: &str, r: &str) -> String {
         Binary::Max => format!("larger({l}, {r})"),
         Binary::Min => format!("smaller({l}, {r})"),
         Binary::Pow => format!("powf({l}, {r})"),
+        Binary::Rem => format!("fmodf({l}, {r})"),
         Binary::Gt => format!("{l} > {r} ? 1.0f : 0.0f"),
         Binary::Ge => format!("{l} >= {r} ? 1.0f : 0.0f"),
         Binary::Eq => format!("{l} == {r} ? 1.0f : 0.0f"),
@@ -436,6 +440,7 @@ mod tests {
                 (Binary::Max, [2.0, 3.0, no, no, 4.0]),
                 (Binary::Min, [2.0, 0.5, no, no, 2.0]),
                 (Binary::Pow, [4.0, 3f64.sqrt(), no, 1.0, 16.0]),
+                (Binary::Rem, [0.0, 0.0, no, no, 2.0]),
                 (Binary::Gt, [0.0, 1.0, 0.0, 0.0, 0.0]),
                 (Binary::Ge, [1.0, 1.0, 0.0, 0.0, 0.0]),
                 (Binary::Eq, [1.0, 0.0, 0.0, 0.0, 0.0]),

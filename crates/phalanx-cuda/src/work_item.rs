@@ -15,6 +15,18 @@ pub(crate) struct Matrix {
     pub transposed: bool,
 }
 
+/// The items of a batched product, and the elements between items of `a`, `b` and `c`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub count: usize,
+    pub strides: [usize; 3],
+}
+
+impl Batch {
+    /// A single product.
+    pub const ONE: Batch = Batch { count: 1, strides: [0; 3] };
+}
+
 /// `c[m, n] = a[m, k] · b[k, n]`, then `relu(c + bias)`, each part optional. All matrices are
 /// row-major.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +40,8 @@ pub(crate) struct Gemm {
     /// `[n]`, of 32-bit floats.
     pub bias: Option<Ptr>,
     pub relu: bool,
+    /// Products with a bias or a ReLU are not batched.
+    pub batch: Batch,
 }
 
 /// One of the three products of a convolution.

@@ -9,11 +9,18 @@ use crate::types::{DType, Type};
 impl Graph {
     /// `u(x)`.
     pub fn unary(&mut self, u: Unary, x: NodeId) -> Result<NodeId> {
+        let x = self.as_float(x)?;
         self.push(Op::Unary(u), &[x])
+    }
+
+    /// Integers as floats, which are exact up to 2²⁴; other values as they are.
+    fn as_float(&mut self, x: NodeId) -> Result<NodeId> {
+        if self.ty(x).dtype == DType::I32 { self.cast(x, DType::F32) } else { Ok(x) }
     }
 
     /// `b(l, r)` with NumPy broadcasting. An operand that cannot be read in place is broadcast first.
     pub fn binary(&mut self, b: Binary, l: NodeId, r: NodeId) -> Result<NodeId> {
+        let (l, r) = (self.as_float(l)?, self.as_float(r)?);
         let (l, r) = self.broadcast_operands(l, r)?;
         self.push(Op::Binary(b), &[l, r])
     }
@@ -92,6 +99,7 @@ impl Graph {
 
     /// `if c != 0 { a } else { b }`
     pub fn select(&mut self, c: NodeId, a: NodeId, b: NodeId) -> Result<NodeId> {
+        let (c, a, b) = (self.as_float(c)?, self.as_float(a)?, self.as_float(b)?);
         let mut dims = self.ty(c).dims.clone();
         for x in [a, b] {
             match broadcast_dims(&dims, &self.ty(x).dims) {

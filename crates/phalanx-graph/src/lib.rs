@@ -5,7 +5,9 @@
 
 pub mod autodiff;
 mod build;
+mod einsum;
 mod error;
+pub mod functions;
 mod geometry;
 mod graph;
 pub mod loss_scale;

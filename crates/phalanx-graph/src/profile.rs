@@ -181,6 +181,7 @@ impl Program {
         match op {
             Op::Dot(_) | Op::DotGradInput => self.dense_flops(x[0], y, rows),
             Op::DotGradKernel => self.dense_flops(x[0], x[1], rows),
+            Op::MatMul(c) => self.matmul_flops(c, x, y, rows),
             Op::Conv(g, _) | Op::ConvGradInput(g) | Op::ConvGradKernel(g) => conv(g),
             Op::Pool(_, g) | Op::PoolGrad(_, g) => window(g),
             Op::Fused(tape) => self.elements(y, rows) * tape_flops(tape),
@@ -188,12 +189,16 @@ impl Program {
             Op::Moments => 3.0 * self.elements(x[0], rows),
             Op::BatchNormGradSums(_) => 4.0 * self.elements(x[0], rows),
             Op::BatchNormGradInput(_) => 5.0 * self.elements(y, rows),
+            Op::LayerNorm(_) => 5.0 * self.elements(y, rows),
+            Op::LayerNormGrad(_) => 9.0 * self.elements(y, rows),
             Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
                 4.0 * self.elements(x[0], rows)
             }
-            Op::Reduce { .. } | Op::SumRows | Op::GatherGrad { .. } => {
-                self.elements(*x.last().unwrap_or(&y), rows)
-            }
+            Op::Reduce { .. }
+            | Op::SumRows
+            | Op::GatherGrad { .. }
+            | Op::TakeGrad { .. }
+            | Op::Cumulative { .. } => self.elements(*x.last().unwrap_or(&y), rows),
             Op::Dropout { .. } | Op::UpsampleGrad { .. } | Op::Upsample { bilinear: true, .. } => {
                 self.elements(y, rows)
             }
@@ -205,6 +210,18 @@ impl Program {
     /// Multiply-adds of every element of `x` with each element of a pixel of `dy`.
     fn dense_flops(&self, x: ValueId, dy: ValueId, rows: usize) -> f64 {
         2.0 * self.elements(x, rows) * self.value(dy).ty.last() as f64
+    }
+
+    /// Multiply-adds of every element of the result, over the contracted axes.
+    fn matmul_flops(&self, c: &ops::Contraction, x: &[ValueId], y: ValueId, rows: usize) -> f64 {
+        let dims = self.value(x[0]).ty.dims.iter();
+        let summed = c.left.iter().zip(dims).filter(|(label, _)| !c.result.contains(label));
+        let per_element: f64 = summed.map(|(_, d)| *d as f64).product();
+        let elements = match c.sum_rows {
+            true => (self.value(y).ty.len() * rows) as f64,
+            false => self.elements(y, rows),
+        };
+        2.0 * elements * per_element
     }
 
     /// Every device reduces all partial gradients and updates its own weights and slots. With a single

@@ -4,7 +4,7 @@
 
 mod networks;
 
-use networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
+use networks::{adam, attention, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, Instr as TapeInstr, Unary};
 use phalanx_graph::passes::{fuse_elementwise, fuse_epilogues, optimize, simplify};
@@ -469,6 +469,12 @@ fn printed_mlp() {
 fn printed_wide() {
     let step = wide(momentum(None), (0.0, 0.0));
     snapshot("wide_program.txt", &compile(step, TWO, 4).to_string());
+}
+
+#[test]
+fn printed_attention() {
+    let step = attention(momentum(None), (0.0, 0.0));
+    snapshot("attention_program.txt", &compile(step, TWO, 4).to_string());
 }
 
 #[test]

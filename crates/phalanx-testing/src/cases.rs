@@ -88,6 +88,14 @@ impl Build {
         self.feed(Type::new(DType::I32, Space::Rows, dims), Value::int(full, data))
     }
 
+    /// Mirrored integers from `lo` on, below `hi`.
+    pub fn mirrored_integers(&mut self, dims: &[usize], (lo, hi): (i32, i32)) -> NodeId {
+        let len = dims.iter().product();
+        let span = hi.abs_diff(lo).into();
+        let data = (0..len).map(|_| lo + self.random.below(span) as i32).collect();
+        self.feed(Type::new(DType::I32, Space::Mirrored, dims), Value::int(dims, data))
+    }
+
     pub fn push(&mut self, op: Op, inputs: &[NodeId]) -> NodeId {
         self.g.push(op, inputs).expect("operands fit")
     }

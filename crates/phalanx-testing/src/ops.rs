@@ -5,6 +5,8 @@ use crate::Lab;
 use crate::cases::*;
 use crate::harness::*;
 use phalanx_cpu::reference::{Context, Value, evaluate};
+use phalanx_graph::functions::index::{arg_max, arg_min};
+use phalanx_graph::functions::layout::iota;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{DType, Fetch, Mesh, NodeId, Op, Scope, Space, Step};
 
@@ -124,6 +126,10 @@ pub fn dot_ops(lab: &dyn Lab) {
     check_all(lab, dot_cases());
 }
 
+pub fn matmul_ops(lab: &dyn Lab) {
+    check_all(lab, matmul_cases());
+}
+
 pub fn conv_ops(lab: &dyn Lab) {
     check_all(lab, conv_cases());
 }
@@ -138,6 +144,14 @@ pub fn softmax_ops(lab: &dyn Lab) {
 
 pub fn index_and_random_ops(lab: &dyn Lab) {
     check_all(lab, index_and_random_cases());
+}
+
+pub fn functions(lab: &dyn Lab) {
+    check_all(lab, function_cases());
+}
+
+pub fn batch_sums(lab: &dyn Lab) {
+    check_all(lab, batch_sum_cases());
 }
 
 pub fn sample_ops(lab: &dyn Lab) {
@@ -167,6 +181,28 @@ fn cases_without_derivatives() -> Vec<Case> {
             b.push(Op::Cast { dtype: DType::F32 }, &[integers])
         }),
         case("uniform", |b| b.push(Op::Uniform { key: 4, dims: vec![2, 3] }, &[])),
+        case("positions of extremes", |b| {
+            let (x, w) = (b.rows(&[3, 4]), b.param(&[3, 4]));
+            let best = arg_max(&mut b.g, x, 0).expect("fits");
+            let worst = arg_min(&mut b.g, w, 0).expect("fits");
+            let worst = b.push(Op::OneHot { depth: 3 }, &[worst]);
+            let best = b.push(Op::OneHot { depth: 3 }, &[best]);
+            b.g.add(best, worst).expect("fits")
+        }),
+        case("a causal mask", |b| {
+            let x = b.rows(&[5, 5]);
+            let at = iota(&mut b.g, 5).expect("fits");
+            let lines = b.g.reshape(at, &[5, 1]).expect("fits");
+            let mask = b.g.binary(Binary::Ge, lines, at).expect("fits");
+            b.g.mul(x, mask).expect("fits")
+        }),
+        case("integers compare as floats", |b| {
+            let (l, r) = (b.labels(&[4], 3), b.mirrored_integers(&[4], (0, 3)));
+            let least = b.g.binary(Binary::Min, l, r).expect("fits");
+            let equal = b.g.binary(Binary::Eq, l, r).expect("fits");
+            let zero = b.g.scalar(0.0);
+            b.g.select(equal, least, zero).expect("fits")
+        }),
         case("in_top_k", |b| {
             let x = b.rows(&[6]);
             let labels = b.labels(&[], 6);
@@ -216,10 +252,13 @@ pub fn all_steps() -> Vec<Step> {
         reduce_cases,
         layout_cases,
         dot_cases,
+        matmul_cases,
         conv_cases,
         pool_cases,
         softmax_cases,
         index_and_random_cases,
+        function_cases,
+        batch_sum_cases,
         sample_cases,
         norm_cases,
         shared_cases,

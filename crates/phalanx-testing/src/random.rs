@@ -7,7 +7,8 @@ use crate::harness::*;
 use phalanx_cpu::reference::evaluate;
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{
-    BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
+    BatchNormAttrs, Binary, Contraction, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom,
+    Unary,
 };
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::{ConvGeom, Fetch, NodeId, Op, Padding, Scope, Space, Step, Window};
@@ -60,10 +61,10 @@ impl RandomGraph {
 
     fn append(&mut self, (kind, operand, choice): NodeSpec) {
         let x = self.nodes[usize::from(operand) % self.nodes.len()];
-        match kind % 19 {
+        match kind % 22 {
             kind @ (0..=3 | 12 | 14 | 15) => self.append_elementwise(kind, x, choice),
             kind @ (5 | 6 | 17 | 18) => self.append_spatial(kind, x, choice),
-            kind @ (4 | 13) => self.append_trained(kind, x, choice),
+            kind @ (4 | 13 | 19) => self.append_trained(kind, x, choice),
             kind => self.append_layout(kind, x, choice),
         }
     }
@@ -136,13 +137,26 @@ impl RandomGraph {
         }
     }
 
-    /// Appends a dense product or a batch normalisation.
+    /// Appends a product or a batch normalisation.
     fn append_trained(&mut self, kind: u8, x: NodeId, choice: u8) {
         match kind {
             4 => {
                 let last = self.b.g.ty(x).last();
                 let w = self.b.param(&[last, 1 + usize::from(choice) % 18]);
                 self.push(Op::Dot(Epilogue::default()), &[x, w]);
+            }
+            19 => {
+                let rank = self.b.g.ty(x).dims.len() as u8;
+                let y = self.compatible(x, Some(0), choice);
+                let lines = self.b.g.ty(y).dims[0];
+                if rank > 1 && self.b.g.ty(x).len() * lines <= MAX_ENLARGED_LEN {
+                    // Scores of all pairs along the first axis, by the axes between.
+                    let left: Vec<u8> = (0..rank).collect();
+                    let right: Vec<u8> = [rank].into_iter().chain(1..rank).collect();
+                    let result: Vec<u8> = (1..rank - 1).chain([0, rank]).collect();
+                    let product = Contraction::new(&left, &right, &result, false);
+                    self.push(Op::MatMul(product), &[x, y]);
+                }
             }
             _ => {
                 let attrs = BatchNormAttrs { epsilon: 0.1.into(), relu: false, scope: Scope::All };
@@ -180,6 +194,14 @@ impl RandomGraph {
             11 => {
                 let perm = (0..rank).map(|i| (i + 1) % rank).collect();
                 self.push(Op::Transpose { perm }, &[x]);
+            }
+            20 => {
+                let (axis, step) = (pick(rank), [2, -1, -2][usize::from(choice / 3) % 3]);
+                self.push(Op::Stride { axis, step }, &[x]);
+            }
+            21 => {
+                let (axis, reverse) = (pick(rank), choice.is_multiple_of(2));
+                self.push(Op::Cumulative { axis, product: false, reverse }, &[x]);
             }
             16 if small => {
                 let (before, after) = (vec![pick(2); rank], vec![1; rank]);

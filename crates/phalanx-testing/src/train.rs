@@ -2,7 +2,7 @@
 
 use crate::Lab;
 use crate::harness::*;
-use crate::networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
+use crate::networks::{adam, attention, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
 use phalanx_exec::{Accumulate, Batch, Executor, StateId};
 use phalanx_graph::update::Clip;
@@ -173,6 +173,11 @@ pub fn mlp_with_adam(lab: &dyn Lab) {
         let step = mlp(&[37, 29, 33, 5], adam(None), (0.0, 1e-2));
         check(lab, &step, Scope::All, max, &batches(&step, &[6, 5, 6]));
     }
+}
+
+pub fn self_attention(lab: &dyn Lab) {
+    let step = attention(momentum(None), (0.0, 1e-3));
+    check(lab, &step, Scope::All, 6, &batches(&step, &[6, 1, 5]));
 }
 
 pub fn gradients_are_clipped(lab: &dyn Lab) {

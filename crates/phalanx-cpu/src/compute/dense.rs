@@ -2,9 +2,11 @@
 
 use super::epilogue;
 use crate::kernels::dot;
+use crate::kernels::matmul::{self, Pointers};
 use crate::kernels::matrix::{MatrixMut, MatrixRef};
 use crate::worker::WorkerCtx;
 use phalanx_graph::Op;
+use phalanx_graph::ops::matmul::Layout;
 use phalanx_graph::program::ValueId;
 
 /// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](super::compute).
@@ -28,8 +30,20 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let dw = MatrixMut::contiguous(ctx.slice_mut(y), dims[0], dims[1]);
             dot::grad_weight(isa, input, dy, dw);
         },
+        Op::MatMul(c) => {
+            let axes = c.axes(layout(ctx, x[0]), layout(ctx, x[1]), layout(ctx, y));
+            let at = Pointers { left: ctx.f32(x[0]), right: ctx.f32(x[1]), result: ctx.f32(y) };
+            // SAFETY: see above.
+            unsafe { matmul::matmul(isa, &axes, at, ctx.scratch()) };
+        }
         _ => unreachable!("{} is of another family", op.name()),
     }
+}
+
+/// How a value lies in memory.
+fn layout<'a>(ctx: &WorkerCtx<'a>, id: ValueId) -> Layout<'a> {
+    let v = ctx.value(id);
+    Layout { dims: &v.ty.dims, ld: v.ld, rows: v.ty.is_rows().then_some(ctx.rows.len()) }
 }
 
 /// A dense layer's kernel.

@@ -1,10 +1,10 @@
 //! Lookups, one-hot, argmax and counts.
 
 use super::doubles;
-use crate::kernels::index;
+use crate::kernels::{index, take};
 use crate::worker::WorkerCtx;
-use phalanx_graph::Op;
 use phalanx_graph::program::ValueId;
+use phalanx_graph::{DType, Op};
 
 /// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](super::compute).
 pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
@@ -22,6 +22,27 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let table = [dims(y)[0], dims(y)[1]];
             let (count, ids) = (ctx.elements(x[0]), ctx.i32(x[0]));
             index::gather_grad(isa, table, count, ids, ctx.f32(x[1]), ctx.f32(y));
+        },
+        // SAFETY: see above.
+        Op::Take(at) => unsafe {
+            let (from, positions) = (ctx.value(x[0]), &ctx.value(x[1]).ty);
+            let loops = at.loops(dims(x[0]), from.ty.is_rows(), positions, ctx.rows.len());
+            let outside = match from.ty.dtype {
+                DType::I32 => f32::from_bits(i32::MIN as u32),
+                _ => f32::NAN,
+            };
+            take::take(&loops, outside, ctx.f32(x[0]), ctx.i32(x[1]), ctx.f32(y));
+        },
+        // SAFETY: see above.
+        Op::TakeGrad { at, .. } => unsafe {
+            let (has_rows, positions) = (ctx.value(y).ty.is_rows(), &ctx.value(x[0]).ty);
+            let loops = at.loops(dims(y), has_rows, positions, ctx.rows.len());
+            take::take_grad(&loops, ctx.i32(x[0]), ctx.f32(x[1]), ctx.f32(y));
+        },
+        // SAFETY: see above.
+        Op::ArgSort => unsafe {
+            let n = ctx.value(y).ty.last();
+            index::arg_sort(ctx.pixels(y), n, ctx.f32(x[0]), ctx.i32(y));
         },
         // SAFETY: see above.
         Op::OneHot { depth } => unsafe {

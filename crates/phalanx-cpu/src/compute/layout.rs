@@ -1,6 +1,6 @@
 //! Transposition, concatenation, slices, padding, upsampling and affine sampling.
 
-use crate::kernels::layout::Upsample;
+use crate::kernels::layout::{Stride, Upsample};
 use crate::kernels::{layout, sample};
 use crate::worker::WorkerCtx;
 use phalanx_graph::Op;
@@ -31,6 +31,14 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let part = (*start, *len);
             layout::slice(rows, dims(x[0]), *axis, part, ctx.src(x[0]), ctx.dst(y));
         },
+        // SAFETY: see above; the values have no gaps.
+        Op::Stride { axis, step } => unsafe {
+            layout::stride(strided(rows, dims(x[0]), *axis, *step), ctx.f32(x[0]), ctx.f32(y));
+        },
+        // SAFETY: see above; the values have no gaps.
+        Op::Dilate { axis, step, .. } => unsafe {
+            layout::dilate(strided(rows, dims(y), *axis, *step), ctx.f32(x[0]), ctx.f32(y));
+        },
         // SAFETY: see above.
         Op::Pad { before, after } => unsafe {
             layout::pad(rows, dims(x[0]), before, after, ctx.src(x[0]), ctx.dst(y));
@@ -59,4 +67,10 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
         },
         _ => unreachable!("{} is of another family", op.name()),
     }
+}
+
+/// A stride along an axis of `dims`.
+fn strided(rows: usize, dims: &[usize], axis: usize, step: isize) -> Stride {
+    let outer = rows * dims[..axis].iter().product::<usize>();
+    Stride { outer, len: dims[axis], inner: dims[axis + 1..].iter().product(), step }
 }

@@ -12,9 +12,9 @@ mod softmax;
 
 use crate::collectives::update;
 use crate::kernels::conv::{self as conv_kernels, Method, Pass};
-use crate::kernels::dot;
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::kernels::matrix::Epilogue;
+use crate::kernels::{dot, matmul};
 use crate::worker::{WorkerCtx, spatial_split};
 use phalanx_graph::program::{Instr, Options, Program, ValueId};
 use phalanx_graph::{ConvGeom, Op, ops};
@@ -39,6 +39,7 @@ pub(crate) fn scratch_bytes(
                 let dims = |i: usize| &program.value(inputs[i]).ty.dims;
                 match op {
                     Op::Dot(_) | Op::DotGradInput => dot::scratch_len(dims(1)[0], dims(1)[1]),
+                    Op::MatMul(_) => matmul::scratch_len(),
                     Op::Conv(g, _) => conv_scratch(program, g, Pass::Forward),
                     Op::ConvGradInput(g) => conv_scratch(program, g, Pass::GradInput),
                     Op::ConvGradKernel(g) => conv_scratch(program, g, Pass::GradKernel),
@@ -128,16 +129,21 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::Cast { .. }
         | Op::Broadcast { .. }
         | Op::Reduce { .. }
+        | Op::Cumulative { .. }
         | Op::SumRows => reduce::compute(ctx, op, x, y),
         Op::Transpose { .. }
         | Op::Concat { .. }
         | Op::Slice { .. }
+        | Op::Stride { .. }
+        | Op::Dilate { .. }
         | Op::Pad { .. }
         | Op::Upsample { .. }
         | Op::UpsampleGrad { .. }
         | Op::AffineSample(..)
         | Op::AffineSampleGrad(..) => layout::compute(ctx, op, x, y),
-        Op::Dot(..) | Op::DotGradInput | Op::DotGradKernel => dense::compute(ctx, op, x, y),
+        Op::Dot(..) | Op::DotGradInput | Op::DotGradKernel | Op::MatMul(..) => {
+            dense::compute(ctx, op, x, y)
+        }
         Op::Conv(..) | Op::ConvGradInput(..) | Op::ConvGradKernel(..) => {
             conv::compute(ctx, op, x, y)
         }
@@ -147,8 +153,11 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         }
         Op::Gather
         | Op::GatherGrad { .. }
+        | Op::Take(_)
+        | Op::TakeGrad { .. }
         | Op::OneHot { .. }
         | Op::ArgMax
+        | Op::ArgSort
         | Op::InTopK { .. }
         | Op::ThresholdCounts { .. } => index::compute(ctx, op, x, y),
         Op::Dropout { .. } | Op::Uniform { .. } => random::compute(ctx, op, x, y),
@@ -156,7 +165,9 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::BatchStats { .. }
         | Op::BatchNorm(..)
         | Op::BatchNormGradSums(..)
-        | Op::BatchNormGradInput(..) => norm::compute(ctx, op, x, y),
+        | Op::BatchNormGradInput(..)
+        | Op::LayerNorm(_)
+        | Op::LayerNormGrad(_) => norm::compute(ctx, op, x, y),
         Op::Feed { .. }
         | Op::Param { .. }
         | Op::Unary(_)

@@ -1,10 +1,11 @@
-//! Batch normalisation.
+//! Batch and layer normalisation.
 
 use super::doubles;
+use crate::kernels::layer_norm::{self, LayerNorm};
 use crate::kernels::norm::{self, BatchNorm, NormPass};
 use crate::worker::WorkerCtx;
 use phalanx_graph::Op;
-use phalanx_graph::ops::BatchNormAttrs;
+use phalanx_graph::ops::{BatchNormAttrs, LayerNormAttrs};
 use phalanx_graph::program::ValueId;
 
 /// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](super::compute).
@@ -48,8 +49,23 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let sums = (ctx.slice(x[5]), count);
             norm::grad_input(isa, &pass, ctx.src(x[0]), sums, ctx.dst(y), ctx.scratch());
         },
+        // SAFETY: see above.
+        Op::LayerNorm(a) => unsafe {
+            layer_norm::layer_norm(isa, lines(ctx, a, y), ctx.f32(x[0]), ctx.f32(y));
+        },
+        // SAFETY: see above.
+        Op::LayerNormGrad(a) => unsafe {
+            let (input, dy) = (ctx.f32(x[0]), ctx.f32(x[1]));
+            layer_norm::layer_norm_grad(isa, lines(ctx, a, y), input, dy, ctx.f32(y));
+        },
         _ => unreachable!("{} is of another family", op.name()),
     }
+}
+
+/// The lines of a layer normalisation.
+fn lines(ctx: &WorkerCtx<'_>, attrs: &LayerNormAttrs, y: ValueId) -> LayerNorm {
+    let (lines, n) = (ctx.pixels(y), ctx.value(y).ty.last());
+    LayerNorm { lines, n, epsilon: attrs.epsilon.get(), rms: attrs.rms }
 }
 
 /// The parameters of a normalisation: statistics, gamma and beta in `x`.

@@ -1,5 +1,6 @@
 //! Constants, casts, broadcasts and reductions.
 
+use crate::kernels::cumulative;
 use crate::kernels::reduce::{self, Reduction};
 use crate::worker::WorkerCtx;
 use phalanx_graph::program::ValueId;
@@ -35,6 +36,13 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
         Op::Reduce { kind, axes } => unsafe {
             let reduction = Reduction { kind: *kind, rows, dims: dims(x[0]), axes };
             reduction.run(isa, ctx.f32(x[0]), ctx.f32(y));
+        },
+        // SAFETY: see above.
+        Op::Cumulative { axis, product, reverse } => unsafe {
+            let d = dims(y);
+            let outer = rows * d[..*axis].iter().product::<usize>();
+            let shape = [outer, d[*axis], d[*axis + 1..].iter().product()];
+            cumulative::cumulative(*product, *reverse, shape, ctx.f32(x[0]), ctx.f32(y));
         },
         // SAFETY: see above.
         Op::SumRows => unsafe {

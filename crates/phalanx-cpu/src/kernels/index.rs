@@ -119,6 +119,29 @@ pub unsafe fn arg_max(rows: usize, n: usize, x: *const f32, y: *mut i32) {
     }
 }
 
+/// The positions that sort each of `rows` vectors of `n` numbers: equal numbers in order, NaN last.
+///
+/// # Safety
+/// `x` is valid for `rows * n` floats and `y` for as many integers.
+pub unsafe fn arg_sort(rows: usize, n: usize, x: *const f32, y: *mut i32) {
+    for r in 0..rows {
+        // SAFETY: the row exists.
+        let (x, y) = unsafe {
+            (
+                std::slice::from_raw_parts(x.add(r * n), n),
+                std::slice::from_raw_parts_mut(y.add(r * n), n),
+            )
+        };
+        y.iter_mut().enumerate().for_each(|(i, y)| *y = i as i32);
+        let value = |i: &i32| x[*i as usize];
+        y.sort_unstable_by(|i, j| {
+            let (a, b) = (value(i), value(j));
+            let by_value = a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
+            by_value.then(i.cmp(j))
+        });
+    }
+}
+
 /// 1 if fewer than `k` scores of the row are above the label's score, else 0. Also 0 if the label is out of
 /// range or a score of the row is not finite.
 ///
@@ -293,6 +316,20 @@ mod tests {
         // SAFETY: one row of four.
         unsafe { arg_max(1, 4, [1.0, f32::NAN, 7.0, 7.0].as_ptr(), first.as_mut_ptr()) };
         assert_eq!(first, [2]);
+    }
+
+    #[test]
+    fn equal_numbers_stay_in_order_and_nan_comes_last() {
+        let nan = f32::NAN;
+        let x = [2.0, nan, -1.0, 2.0, -0.0, 0.0, nan, f32::INFINITY];
+        let mut y = [9; 8];
+        // SAFETY: one row of eight, then two of four.
+        unsafe {
+            arg_sort(1, 8, x.as_ptr(), y.as_mut_ptr());
+            assert_eq!(y, [2, 4, 5, 0, 3, 7, 1, 6]);
+            arg_sort(2, 4, x.as_ptr(), y.as_mut_ptr());
+        }
+        assert_eq!(y, [2, 0, 3, 1, 0, 1, 3, 2]);
     }
 
     #[test]

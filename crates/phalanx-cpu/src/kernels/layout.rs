@@ -264,6 +264,60 @@ pub unsafe fn pad(rows: usize, dims: &[usize], before: &[usize], after: &[usize]
     }
 }
 
+/// Blocks of `inner` floats along an axis of `len` blocks, of which a stride selects some.
+#[derive(Clone, Copy, Debug)]
+pub struct Stride {
+    /// Repetitions of the axis: rows and leading axes.
+    pub outer: usize,
+    /// Length of the axis.
+    pub len: usize,
+    /// Floats per step of the axis.
+    pub inner: usize,
+    /// Distance between selected blocks; negative from the last block back.
+    pub step: isize,
+}
+
+impl Stride {
+    fn count(&self) -> usize {
+        self.len.div_ceil(self.step.unsigned_abs())
+    }
+
+    /// Where selected block `i` starts, counted in floats.
+    fn at(&self, i: usize) -> usize {
+        let (outer, i) = (i / self.count(), i % self.count());
+        let from_end = i * self.step.unsigned_abs();
+        let at = if self.step > 0 { from_end } else { self.len - 1 - from_end };
+        (outer * self.len + at) * self.inner
+    }
+}
+
+/// Copies the selected blocks of `x` to `y`.
+///
+/// # Safety
+/// `x` holds all blocks and `y` the selected ones; they do not overlap.
+pub unsafe fn stride(s: Stride, x: *const f32, y: *mut f32) {
+    for i in 0..s.outer * s.count() {
+        // SAFETY: the block lies inside both.
+        unsafe {
+            std::ptr::copy_nonoverlapping(x.add(s.at(i)), y.add(i * s.inner), s.inner);
+        }
+    }
+}
+
+/// Copies `x` to the selected blocks of `y` and zeroes the others.
+///
+/// # Safety
+/// `y` holds all blocks and `x` the selected ones; they do not overlap.
+pub unsafe fn dilate(s: Stride, x: *const f32, y: *mut f32) {
+    // SAFETY: the blocks lie inside both.
+    unsafe {
+        std::ptr::write_bytes(y, 0, s.outer * s.len * s.inner);
+        for i in 0..s.outer * s.count() {
+            std::ptr::copy_nonoverlapping(x.add(i * s.inner), y.add(s.at(i)), s.inner);
+        }
+    }
+}
+
 /// Zeroes `pixels` pixels of `width` floats.
 ///
 /// # Safety

@@ -81,15 +81,49 @@ pub unsafe fn sign<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// `sin x`, lane by lane: it is used for only a few numbers per sample, and for angles of any size.
+/// A function lane by lane.
 #[inline(always)]
-pub unsafe fn sin<S: Simd>(x: S::V) -> S::V {
+unsafe fn each_lane<S: Simd>(x: S::V, f: fn(f32) -> f32) -> S::V {
     let mut lanes = [0.0; MAX_LANES];
     // SAFETY: `LANES <= MAX_LANES`.
     unsafe {
         S::store(lanes.as_mut_ptr(), x);
-        lanes[..S::LANES].iter_mut().for_each(|v| *v = libm::sinf(*v));
+        lanes[..S::LANES].iter_mut().for_each(|v| *v = f(*v));
         S::load(lanes.as_ptr())
+    }
+}
+
+/// `sin x`, lane by lane: it is used for only a few numbers per sample, and for angles of any size.
+#[inline(always)]
+pub unsafe fn sin<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's contract.
+    unsafe { each_lane::<S>(x, libm::sinf) }
+}
+
+/// `cos x`, lane by lane as [`sin`].
+#[inline(always)]
+pub unsafe fn cos<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's contract.
+    unsafe { each_lane::<S>(x, libm::cosf) }
+}
+
+/// The arc tangent of `x`, lane by lane: few models use it.
+#[inline(always)]
+pub unsafe fn atan<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's contract.
+    unsafe { each_lane::<S>(x, libm::atanf) }
+}
+
+/// The remainder of `a / b`, which is exact, lane by lane: few models use it.
+#[inline(always)]
+pub unsafe fn rem<S: Simd>(a: S::V, b: S::V) -> S::V {
+    let (mut l, mut r) = ([0.0; MAX_LANES], [0.0; MAX_LANES]);
+    // SAFETY: `LANES <= MAX_LANES`.
+    unsafe {
+        S::store(l.as_mut_ptr(), a);
+        S::store(r.as_mut_ptr(), b);
+        l[..S::LANES].iter_mut().zip(r).for_each(|(l, r)| *l = libm::fmodf(*l, r));
+        S::load(l.as_ptr())
     }
 }
 
@@ -308,6 +342,8 @@ mod tests {
         Erf,
         Sign,
         Sin,
+        Cos,
+        Atan,
     }
 
     struct Apply<'a>(Function, &'a [f32], &'a mut [f32]);
@@ -331,6 +367,8 @@ mod tests {
                         Function::Erf => erf::<S>(x),
                         Function::Sign => sign::<S>(x),
                         Function::Sin => sin::<S>(x),
+                        Function::Cos => cos::<S>(x),
+                        Function::Atan => atan::<S>(x),
                     };
                     S::store_partial(self.2.as_mut_ptr().add(i), y, n);
                 }
@@ -349,6 +387,8 @@ mod tests {
             Function::Sign if x == 0.0 || x.is_nan() => x,
             Function::Sign => x.signum(),
             Function::Sin => x.sin(),
+            Function::Cos => x.cos(),
+            Function::Atan => x.atan(),
         }
     }
 
@@ -360,7 +400,7 @@ mod tests {
         x.extend((0..2000).map(|i| 1e-30 * 1.07f32.powi(i - 1000)));
         x.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -1.0, -2.0, 1e38, -1e38]);
         for isa in Isa::available() {
-            for f in [Tanh, Sigmoid, Expm1, Log1p, Erf, Sign, Sin] {
+            for f in [Tanh, Sigmoid, Expm1, Log1p, Erf, Sign, Sin, Cos, Atan] {
                 let mut y = vec![0.0; x.len()];
                 // SAFETY: both slices have the same length.
                 unsafe { dispatch(isa, Apply(f, &x, &mut y)) };

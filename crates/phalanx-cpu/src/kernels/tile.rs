@@ -143,6 +143,16 @@ impl Block<'_> {
     /// All pointers are valid for the sizes that the fields state, and `out` overlaps no operand.
     #[inline(always)]
     pub unsafe fn run<S: Simd>(&self) {
+        // SAFETY: the caller's contract.
+        unsafe { self.run_from::<S>(false) }
+    }
+
+    /// Computes the block, added to what `out` holds if `accumulate`.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    #[inline(always)]
+    pub unsafe fn run_from<S: Simd>(&self, accumulate: bool) {
         for panel in Panels::new::<S>(self.cols) {
             let width = panel.nv * S::LANES;
             // SAFETY: the panel lies inside the weights.
@@ -181,7 +191,7 @@ impl Block<'_> {
                             },
                             out: self.out,
                             panel,
-                            accumulate: chunk + piece > 0,
+                            accumulate: accumulate || chunk + piece > 0,
                             epilogue,
                         }
                     };

@@ -40,6 +40,9 @@ fn unary_number(u: Unary, x: f64) -> f64 {
         Unary::Relu => max(x, 0.0),
         Unary::Floor => x.floor(),
         Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::Atan => x.atan(),
+        Unary::Round => x.round_ties_even(),
     }
 }
 
@@ -53,6 +56,7 @@ fn binary_number(b: Binary, l: f64, r: f64) -> f64 {
         Binary::Max => max(l, r),
         Binary::Min => min(l, r),
         Binary::Pow => l.powf(r),
+        Binary::Rem => l % r,
         Binary::Gt => truth(l > r),
         Binary::Ge => truth(l >= r),
         Binary::Eq => truth(l == r),

@@ -95,3 +95,19 @@ pub(super) fn threshold_counts(n: usize, x: &[&Value], dims: Vec<usize>) -> Valu
     }
     counts
 }
+
+/// The positions that sort the last axis: stable, NaN last.
+pub(super) fn arg_sort(x: &Value, dims: Vec<usize>) -> Value {
+    let n = x.last();
+    let mut out = vec![];
+    for row in x.floats().chunks(n.max(1)) {
+        let mut positions: Vec<i32> = (0..row.len() as i32).collect();
+        let key = |i: &i32| row[*i as usize];
+        positions.sort_by(|i, j| {
+            let (a, b) = (key(i), key(j));
+            a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+        });
+        out.extend(positions);
+    }
+    Value::int(dims, out)
+}

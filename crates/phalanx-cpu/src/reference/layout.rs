@@ -47,6 +47,31 @@ pub(super) fn slice(axis: usize, start: usize, x: &Value, dims: Vec<usize>) -> V
     })
 }
 
+/// Where selected element `i` of an axis of `n` lies.
+fn selected(i: usize, step: isize, n: usize) -> usize {
+    let distance = i * step.unsigned_abs();
+    if step > 0 { distance } else { n - 1 - distance }
+}
+
+/// Every `step`-th element along an axis.
+pub(super) fn stride(axis: usize, step: isize, x: &Value, dims: Vec<usize>) -> Value {
+    x.moved(dims, |at| {
+        let mut from = at.to_vec();
+        from[axis] = selected(at[axis], step, x.dims[axis]);
+        Some(from)
+    })
+}
+
+/// The elements of `x` at every `step`-th position along an axis, zeros between.
+pub(super) fn dilate(axis: usize, step: isize, x: &Value, dims: Vec<usize>) -> Value {
+    let n = dims[axis];
+    x.moved(dims, |at| {
+        let mut from = at.to_vec();
+        from[axis] = (0..x.dims[axis]).find(|i| selected(*i, step, n) == at[axis])?;
+        Some(from)
+    })
+}
+
 /// Pads each axis with zeros, except the `lead` leading row axes.
 pub(super) fn pad(before: &[usize], lead: usize, x: &Value, dims: Vec<usize>) -> Value {
     x.moved(dims, |at| {

@@ -7,16 +7,20 @@
 
 mod collective;
 mod conv;
+mod cumulative;
 mod dot;
 mod elementwise;
 mod index;
+mod layer_norm;
 mod layout;
+mod matmul;
 mod norm;
 mod pool;
 mod random;
 mod reduce;
 mod sample;
 mod softmax;
+mod take;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -112,6 +116,8 @@ fn evaluate_node(
         Op::Transpose { perm } => layout::transpose(perm, lead, x[0], dims),
         Op::Concat { axis } => layout::concat(axis + lead, x, dims),
         Op::Slice { axis, start, .. } => layout::slice(axis + lead, *start, x[0], dims),
+        Op::Stride { axis, step } => layout::stride(axis + lead, *step, x[0], dims),
+        Op::Dilate { axis, step, .. } => layout::dilate(axis + lead, *step, x[0], dims),
         Op::Pad { before, .. } => layout::pad(before, lead, x[0], dims),
         Op::Upsample { size, bilinear } => layout::upsample(*size, *bilinear, x[0], dims),
         Op::UpsampleGrad { size, bilinear } => layout::upsample_grad(*size, *bilinear, x[0], dims),
@@ -122,6 +128,8 @@ fn evaluate_node(
         Op::Dot(e) => dot::dot(*e, x, dims),
         Op::DotGradInput => dot::grad_input(x[0], x[1], dims),
         Op::DotGradKernel => dot::grad_kernel(x[0], x[1], dims),
+
+        Op::MatMul(c) => matmul::matmul(c, x, types, dims),
 
         Op::Conv(geom, e) => conv::conv(geom, *e, x, dims),
         Op::ConvGradInput(geom) => conv::grad_input(geom, x[0], x[1], dims),
@@ -137,6 +145,12 @@ fn evaluate_node(
 
         Op::Gather => index::gather(x[0], x[1], dims),
         Op::GatherGrad { .. } => index::gather_grad(x[0], x[1], dims),
+        Op::Take(at) => take::take(*at, x, types, dims),
+        Op::TakeGrad { at, .. } => take::take_grad(*at, x, types, dims),
+        Op::Cumulative { axis, product, reverse } => {
+            cumulative::cumulative(axis + lead, *product, *reverse, x[0])
+        }
+        Op::ArgSort => index::arg_sort(x[0], dims),
         Op::OneHot { depth } => index::one_hot(*depth, x[0], dims),
         Op::ArgMax => index::arg_max(x[0], dims),
         Op::InTopK { k } => index::in_top_k(*k, x[0], x[1], dims),
@@ -150,6 +164,9 @@ fn evaluate_node(
         Op::BatchNorm(attrs) => norm::batch_norm(attrs, x),
         Op::BatchNormGradSums(attrs) => norm::grad_sums(attrs, x, dims),
         Op::BatchNormGradInput(attrs) => norm::grad_input(attrs, x),
+
+        Op::LayerNorm(attrs) => layer_norm::layer_norm(attrs, x[0]),
+        Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(attrs, x[0], x[1]),
 
         Op::AllReduce { .. } => collective::all_reduce(x[0]),
         Op::ReplicaMean => collective::replica_mean(x[0]),

@@ -115,6 +115,11 @@ fn dot_derivatives() {
 }
 
 #[test]
+fn matmul_derivatives() {
+    check_all(matmul_cases());
+}
+
+#[test]
 fn conv_derivatives() {
     check_all(conv_cases());
 }
@@ -132,6 +137,16 @@ fn softmax_derivatives() {
 #[test]
 fn index_and_random_derivatives() {
     check_all(index_and_random_cases());
+}
+
+#[test]
+fn function_derivatives() {
+    check_all(function_cases());
+}
+
+#[test]
+fn batch_sum_derivatives() {
+    check_all(batch_sum_cases());
 }
 
 #[test]
@@ -194,6 +209,9 @@ op_table! {
     Op::Unary(Unary::Relu) => "relu", Smooth;
     Op::Unary(Unary::Floor) => "floor", Flat;
     Op::Unary(Unary::Sin) => "sin", Smooth;
+    Op::Unary(Unary::Cos) => "cos", Smooth;
+    Op::Unary(Unary::Atan) => "atan", Smooth;
+    Op::Unary(Unary::Round) => "round", Flat;
     Op::Binary(Binary::Add) => "add", Smooth;
     Op::Binary(Binary::Sub) => "sub", Smooth;
     Op::Binary(Binary::Mul) => "mul", Smooth;
@@ -201,20 +219,23 @@ op_table! {
     Op::Binary(Binary::Max) => "max", Smooth;
     Op::Binary(Binary::Min) => "min", Smooth;
     Op::Binary(Binary::Pow) => "pow", Smooth;
+    Op::Binary(Binary::Rem) => "rem", Smooth;
     Op::Binary(Binary::Gt) => "gt", Flat;
     Op::Binary(Binary::Ge) => "ge", Flat;
     Op::Binary(Binary::Eq) => "eq", Flat;
     Op::Select => "select", Smooth;
     Op::Fused(_) => "fused", Refused;
-    Op::Cast { .. } => "cast", Refused;
+    Op::Cast { .. } => "cast", Flat;
     Op::Broadcast { .. } => "broadcast", Smooth;
     Op::Reduce { kind: ReduceKind::Sum, .. } => "reduce_sum", Smooth;
     Op::Reduce { kind: ReduceKind::Max, .. } => "reduce_max", Smooth;
-    Op::SumRows => "sum_rows", Refused;
+    Op::SumRows => "sum_rows", Smooth;
     Op::Reshape { .. } => "reshape", Smooth;
     Op::Transpose { .. } => "transpose", Smooth;
     Op::Concat { .. } => "concat", Smooth;
     Op::Slice { .. } => "slice", Smooth;
+    Op::Stride { .. } => "stride", Smooth;
+    Op::Dilate { .. } => "dilate", Smooth;
     Op::Pad { .. } => "pad", Smooth;
     Op::Upsample { .. } => "upsample", Smooth;
     Op::UpsampleGrad { .. } => "upsample_grad", Refused;
@@ -223,6 +244,7 @@ op_table! {
     Op::Dot(_) => "dot", Smooth;
     Op::DotGradInput => "dot_grad_input", Refused;
     Op::DotGradKernel => "dot_grad_kernel", Refused;
+    Op::MatMul(_) => "matmul", Smooth;
     Op::Conv(..) => "conv", Smooth;
     Op::ConvGradInput(_) => "conv_grad_input", Smooth;
     Op::ConvGradKernel(_) => "conv_grad_kernel", Refused;
@@ -236,6 +258,11 @@ op_table! {
     Op::SparseXentGrad => "sparse_xent_grad", Refused;
     Op::Gather => "gather", Smooth;
     Op::GatherGrad { .. } => "gather_grad", Refused;
+    Op::Take(_) => "take", Smooth;
+    Op::TakeGrad { .. } => "take_grad", Refused;
+    Op::Cumulative { product: false, .. } => "cumulative_sum", Smooth;
+    Op::Cumulative { product: true, .. } => "cumulative_product", Smooth;
+    Op::ArgSort => "arg_sort", Flat;
     Op::OneHot { .. } => "one_hot", Flat;
     Op::ArgMax => "arg_max", Flat;
     Op::InTopK { .. } => "in_top_k", Flat;
@@ -247,7 +274,9 @@ op_table! {
     Op::BatchNorm(_) => "batch_norm", Smooth;
     Op::BatchNormGradSums(_) => "batch_norm_grad_sums", Refused;
     Op::BatchNormGradInput(_) => "batch_norm_grad_input", Refused;
-    Op::AllReduce { .. } => "all_reduce", Refused;
+    Op::LayerNorm(_) => "layer_norm", Smooth;
+    Op::LayerNormGrad(_) => "layer_norm_grad", Refused;
+    Op::AllReduce { .. } => "all_reduce", Smooth;
     Op::ReplicaMean => "replica_mean", Refused;
 }
 
@@ -259,10 +288,13 @@ fn all_cases() -> Vec<Case> {
         reduce_cases(),
         layout_cases(),
         dot_cases(),
+        matmul_cases(),
         conv_cases(),
         pool_cases(),
         softmax_cases(),
         index_and_random_cases(),
+        function_cases(),
+        batch_sum_cases(),
         sample_cases(),
         norm_cases(),
         shared_cases(),
@@ -312,8 +344,15 @@ fn check_entry(g: &Graph, id: NodeId) {
     if let Op::AffineSample(_) = node.op {
         wanted[1] = false;
     }
-    let b = Backward { inputs: &node.inputs, y: id, dy: id, wanted: &wanted };
-    match (kind, node.op.derivative(&mut g.clone(), &b)) {
+    let mut g = g.clone();
+    let node = g.node(id).clone();
+    // The cotangent of a sum over rows is reduced.
+    let dy = match node.op {
+        Op::SumRows => g.push(Op::AllReduce { scope: Scope::All }, &[id]).expect("a partial sum"),
+        _ => id,
+    };
+    let b = Backward { inputs: &node.inputs, y: id, dy, wanted: &wanted };
+    match (kind, node.op.derivative(&mut g, &b)) {
         (Kind::Leaf, Ok(d)) => assert!(d.is_empty(), "{name}"),
         (Kind::Smooth, Ok(d)) => assert!(d.iter().any(Option::is_some), "{name} gives none"),
         (Kind::Flat, Ok(d)) => assert!(d.iter().all(Option::is_none), "{name} gives one"),

@@ -2,5 +2,6 @@
 //! `cargo test --test suite gradcheck::` runs one module.
 
 mod executor;
+mod functions;
 mod gradcheck;
 mod processes;

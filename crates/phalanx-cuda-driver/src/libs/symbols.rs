@@ -90,6 +90,7 @@ const CUBLAS_LT: &[&str] = &[
     "cublasLtMatmulPreferenceSetAttribute",
     "cublasLtMatrixLayoutCreate",
     "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
 ];
 
 const CUDNN: &[&str] = &[

@@ -2,7 +2,7 @@
 
 use super::memory::Memory;
 use crate::launch::{Elem, Ptr, Span};
-use crate::work_item::{Conv, Gemm, Images, Matrix, Pass};
+use crate::work_item::{Batch, Conv, Gemm, Images, Matrix, Pass};
 use phalanx_graph::ConvGeom;
 
 /// The address of an element.
@@ -20,8 +20,18 @@ fn matrix(memory: &Memory, m: &Matrix, rows: usize, columns: usize) -> Result<Ve
     places.map(|at| memory.load(at, m.elem)).collect()
 }
 
-/// `c = relu(a · b + bias)`.
+/// `c = relu(a · b + bias)`, for every item of a batch.
 pub(super) fn gemm(memory: &mut Memory, g: &Gemm) -> Result<(), String> {
+    let moved = |m: &Matrix, by: usize| Matrix { at: element(m.at, m.elem, by), ..*m };
+    for item in 0..g.batch.count {
+        let [a, b, c] = g.batch.strides.map(|stride| stride * item);
+        let (a, b, c) = (moved(&g.a, a), moved(&g.b, b), moved(&g.c, c));
+        product(memory, &Gemm { a, b, c, batch: Batch::ONE, ..g.clone() })?;
+    }
+    Ok(())
+}
+
+fn product(memory: &mut Memory, g: &Gemm) -> Result<(), String> {
     let (a, b) = (matrix(memory, &g.a, g.m, g.k)?, matrix(memory, &g.b, g.k, g.n)?);
     for i in 0..g.m {
         for j in 0..g.n {

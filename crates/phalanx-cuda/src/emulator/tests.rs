@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::{GpuDevice, Plan};
 use crate::launch::{Arg, Block, Elem, Launch, Ptr, Source, Span, Word};
-use crate::work_item::{Conv, Gemm, Images, Matrix, Pass, Task, WorkItem};
+use crate::work_item::{Batch, Conv, Gemm, Images, Matrix, Pass, Task, WorkItem};
 use phalanx_graph::{ConvGeom, Padding, Window};
 
 const BYTES: usize = 4096;
@@ -341,10 +341,16 @@ fn matrices_are_multiplied() {
     // Rows of `a` are three elements apart; `b` is stored as three rows of two.
     let (a, b) = (matrix(X, 3, false), matrix(X.add(1024), 2, true));
     let c = matrix(Y, 4, false);
-    let gemm = Gemm { m: 2, n: 3, k: 2, a, b, c, bias: Some(bias), relu: true };
-    run(&mut gpu, Task::Gemm(gemm)).expect("runs");
+    let gemm = Gemm { m: 2, n: 3, k: 2, a, b, c, bias: Some(bias), relu: true, batch: Batch::ONE };
+    run(&mut gpu, Task::Gemm(gemm.clone())).expect("runs");
     let y = get(&gpu, Y, 8);
     assert_eq!((&y[..3], &y[4..7]), (&[2.5, 3.0, 0.0][..], &[5.5, 5.0, 0.0][..]));
+    // Two items of one row each.
+    let batch = Batch { count: 2, strides: [3, 0, 5] };
+    let items = Gemm { m: 1, bias: None, relu: false, batch, ..gemm };
+    run(&mut gpu, Task::Gemm(items)).expect("runs");
+    let y = get(&gpu, Y, 8);
+    assert_eq!((&y[..3], &y[5..]), (&[2.0, 3.0, -10.0][..], &[5.0, 5.0, -20.0][..]));
 }
 
 #[phalanx_testing::needs(gxx)]

@@ -235,3 +235,76 @@ __global__ void threshold_counts(const X* scores, const L* labels, const V* weig
         y[i] = (float)sum;
     }
 }
+
+// A position below `n`, or -1; those below zero count from the end.
+__device__ __forceinline__ i64 position(int index, i64 n) {
+    i64 at = index < 0 ? (i64)index + n : (i64)index;
+    return at >= 0 && at < n ? at : -1;
+}
+
+// What positions outside give.
+__device__ __forceinline__ float outside(const float*) { return not_a_number(); }
+__device__ __forceinline__ int outside(const int*) { return -2147483647 - 1; }
+
+// `y[row, outer, count, inner] = x[row, outer, index, inner]`; every element has its own position if
+// `along`.
+template <typename X, typename I>
+__global__ void take(const X* x, const int* index, X* y, i64 n, i64 outer, i64 size, i64 count, i64 inner,
+                     int x_rows, int index_rows, int along) {
+    i64 positions = along ? outer * count * inner : count;
+    EACH(i, n) {
+        I rest = (I)i / (I)inner;
+        i64 c = (i64)((I)i - rest * (I)inner);
+        I lead = rest / (I)count;
+        i64 j = (i64)(rest - lead * (I)count);
+        I row = lead / (I)outer;
+        i64 o = (i64)(lead - row * (I)outer);
+        i64 at = along ? (o * count + j) * inner + c : j;
+        i64 k = position(index[index_rows ? (i64)row * positions + at : at], size);
+        i64 from = (((x_rows ? (i64)row * outer : 0) + o) * size + k) * inner + c;
+        y[i] = k < 0 ? outside(x) : x[from];
+    }
+}
+
+// The derivative of `take`: every element adds the derivatives of its uses, rows and positions in order.
+template <typename I>
+__global__ void take_grad(const int* index, const float* dy, float* dx, i64 n, i64 outer, i64 size, i64 count,
+                          i64 inner, int x_rows, int index_rows, int along, i64 rows) {
+    i64 positions = along ? outer * count * inner : count;
+    EACH(i, n) {
+        I rest = (I)i / (I)inner;
+        i64 c = (i64)((I)i - rest * (I)inner);
+        I lead = rest / (I)size;
+        i64 k = (i64)(rest - lead * (I)size);
+        I own = lead / (I)outer;
+        i64 o = (i64)(lead - own * (I)outer);
+        double sum = 0;
+        for (i64 row = x_rows ? own : 0; row < (x_rows ? (i64)own + 1 : rows); row++)
+            for (i64 j = 0; j < count; j++) {
+                i64 at = along ? (o * count + j) * inner + c : j;
+                if (position(index[index_rows ? row * positions + at : at], size) == k)
+                    sum += (double)dy[((row * outer + o) * count + j) * inner + c];
+            }
+        dx[i] = (float)sum;
+    }
+}
+
+// Whether number `a` at position `i` comes before number `b` at position `j`: equal numbers keep their
+// order, NaN comes last.
+__device__ __forceinline__ bool precedes(float a, i64 i, float b, i64 j) {
+    bool after = a != a, other = b != b;
+    if (after != other) return other;
+    return after || a == b ? i < j : a < b;
+}
+
+// The positions that sort vectors of `size` numbers. Each thread counts the numbers before its own.
+template <typename X, typename I>
+__global__ void arg_sort(const X* x, int* y, i64 n, i64 size) {
+    EACH(i, n) {
+        i64 first = (i64)((I)i / (I)size) * size, own = i - first;
+        float v = ld(x + i);
+        i64 rank = 0;
+        for (i64 k = 0; k < size; k++) rank += precedes(ld(x + first + k), k, v, own);
+        y[first + rank] = (int)own;
+    }
+}

@@ -97,3 +97,28 @@ __global__ void pad_axes(const X* x, Y* y, i64 n) {
         else put(to, x + from);
     }
 }
+
+// Every `step`-th of `len` blocks of `inner` items, from the last block back if `back`.
+template <typename V, typename I>
+__global__ void stride_axis(const V* x, V* y, i64 n, i64 len, i64 inner, i64 step, int back) {
+    i64 count = (len + step - 1) / step;
+    EACH(i, n) {
+        I block = (I)i / (I)inner, outer = block / (I)count;
+        i64 at = (i64)(block - outer * (I)count) * step;
+        if (back) at = len - 1 - at;
+        y[i] = x[((i64)outer * len + at) * inner + (i64)((I)i - block * (I)inner)];
+    }
+}
+
+// The inverse of `stride_axis`: zeros in all other blocks.
+template <typename V, typename I>
+__global__ void dilate_axis(const V* x, V* y, i64 n, i64 len, i64 inner, i64 step, int back) {
+    i64 count = (len + step - 1) / step;
+    EACH(i, n) {
+        I block = (I)i / (I)inner, outer = block / (I)len;
+        i64 at = (i64)(block - outer * (I)len);
+        if (back) at = len - 1 - at;
+        i64 from = ((i64)outer * count + at / step) * inner + (i64)((I)i - block * (I)inner);
+        y[i] = at % step == 0 ? x[from] : V();
+    }
+}

@@ -174,3 +174,19 @@ __global__ void sum_many(const RowSum* sums, i64 tiles) {
     }
     if (lane == 0 && column < s.columns) s.to[column] = (float)all[threadIdx.x];
 }
+
+// Sums or products of the elements up to each one, a thread for each line of `len` elements, `inner`
+// apart.
+template <typename X, typename Y>
+__global__ void cumulative(const X* x, Y* y, i64 lines, i64 len, i64 inner, int product, int reverse) {
+    EACH(i, lines) {
+        i64 first = i / inner * len * inner + i % inner;
+        double total = product ? 1.0 : 0.0;
+        for (i64 k = 0; k < len; k++) {
+            i64 at = first + (reverse ? len - 1 - k : k) * inner;
+            double v = (double)ld(x + at);
+            total = product ? total * v : total + v;
+            st(y + at, (float)total);
+        }
+    }
+}

@@ -38,6 +38,7 @@ impl Lowering<'_> {
                 let task = self.dot_grad_kernel(replica, x[0], x[1], y);
                 self.work(replica, label, vec![task], x, &[y]);
             }
+            Op::MatMul(c) => self.matmul(replica, label, c, x, y),
             Op::Moments
             | Op::BatchStats { .. }
             | Op::BatchNorm(_)

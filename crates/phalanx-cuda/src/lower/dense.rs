@@ -3,7 +3,7 @@
 use super::Lowering;
 use crate::launch::{Elem, Ptr, Span};
 use crate::lowering_context::Operand;
-use crate::work_item::{Gemm, Matrix, Task, WorkItem};
+use crate::work_item::{Batch, Gemm, Matrix, Task, WorkItem};
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::program::ValueId;
 
@@ -52,6 +52,7 @@ impl Lowering<'_> {
             c: matrix(&c, false),
             bias: bias.filter(|_| fused).map(|b| b.ptr),
             relu: e.relu && fused,
+            batch: Batch::ONE,
         };
         let tasks = vec![Task::Gemm(gemm)];
         let (instr, writes) = (self.at, vec![c.span()]);
@@ -80,6 +81,7 @@ impl Lowering<'_> {
             c: matrix(&dx, false),
             bias: None,
             relu: false,
+            batch: Batch::ONE,
         };
         let (tasks, reads) = (vec![Task::Gemm(gemm)], vec![dy.span(), weights]);
         self.push(WorkItem { label, instr: self.at, tasks, reads, writes: vec![dx.span()] });
@@ -114,6 +116,7 @@ impl Lowering<'_> {
             c: Matrix { at: to, elem: Elem::F32, ld: n, transposed: false },
             bias: None,
             relu: false,
+            batch: Batch::ONE,
         })
     }
 }

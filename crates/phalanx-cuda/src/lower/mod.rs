@@ -9,6 +9,7 @@ mod casts;
 mod compute;
 mod conv;
 mod dense;
+mod matmul;
 mod norm;
 mod resident_dataset;
 mod row_sums;

@@ -4,6 +4,8 @@ use super::axes::{index_type, pack_width};
 use super::layout::typed_ptr;
 use crate::launch::{Elem, Launch, MAX_BLOCKS};
 use crate::lowering_context::LowerCtx;
+use phalanx_graph::ops::TakeAxis;
+use phalanx_graph::ops::take::TakeLoops;
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "index";
@@ -48,6 +50,53 @@ pub(crate) fn gather_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> V
         put.arg(n).arg(vocab),
         sum.arg(n).arg(vocab).arg(wide),
     ]
+}
+
+/// The sizes of `take` as arguments of its kernels.
+fn take_args(launch: Launch, l: &TakeLoops) -> Launch {
+    let launch = launch.arg(l.outer).arg(l.size).arg(l.count).arg(l.inner);
+    launch.arg(l.x_rows).arg(l.index_rows).arg(l.along)
+}
+
+/// Elements at positions along an axis; operands `x, index`.
+pub(crate) fn take(cx: &mut LowerCtx<'_>, at: TakeAxis, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (of, positions) = (cx.value(x[0]), &cx.value(x[1]).ty);
+    let loops = at.loops(&of.ty.dims, of.ty.is_rows(), positions, cx.rows);
+    let (x, index, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let name = format!("take<{}, {}>", x.elem.c_name(), index_type(y.len));
+    let launch = Launch::over(FILE, name, y.len).arg(x.ptr).arg(index.ptr).arg(y.ptr).arg(y.len);
+    vec![take_args(launch, &loops)]
+}
+
+/// Adds to each element the derivatives of its uses, in order; operands `index, dy`.
+pub(crate) fn take_grad(
+    cx: &mut LowerCtx<'_>,
+    at: TakeAxis,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let (to, positions) = (cx.value(y), &cx.value(x[0]).ty);
+    let loops = at.loops(&to.ty.dims, to.ty.is_rows(), positions, cx.rows);
+    let (index, dy, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let name = format!("take_grad<{}>", index_type(y.len));
+    let launch = Launch::over(FILE, name, y.len).arg(index.ptr).arg(dy.ptr).arg(y.ptr).arg(y.len);
+    vec![take_args(launch, &loops).arg(loops.rows)]
+}
+
+/// The positions that sort the last axis.
+pub(crate) fn arg_sort(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (x, y) = (cx.operand(x[0]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let name = format!("arg_sort<{}, {}>", x.elem.c_name(), index_type(y.len));
+    vec![Launch::over(FILE, name, y.len).arg(x.ptr).arg(y.ptr).arg(y.len).arg(x.last())]
 }
 
 /// 1 at the index, 0 elsewhere, along a new last axis.

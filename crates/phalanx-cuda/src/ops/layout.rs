@@ -219,6 +219,50 @@ pub(crate) fn slice(
     copy_loops(block_loops(rows, &y.dims, from, strides(&y.dims, y.ld)), source, typed_ptr(&y))
 }
 
+/// A kernel between all steps of an axis of `dims` and the selected ones, for each of `n` elements.
+fn along_axis(
+    name: &str,
+    (x, y): (&Operand, &Operand),
+    dims: &[usize],
+    axis: usize,
+    step: isize,
+) -> Vec<Launch> {
+    let n = y.len;
+    if n == 0 {
+        return vec![];
+    }
+    let (len, inner) = (dims[axis], dims[axis + 1..].iter().product::<usize>());
+    let word = items(x.elem, y.elem, 1);
+    let word = word.split(',').next().unwrap_or_default();
+    let launch = Launch::over(FILE, format!("{name}<{word}, {}>", index_type(n)), n);
+    let launch = launch.arg(x.ptr).arg(y.ptr).arg(n).arg(len).arg(inner);
+    vec![launch.arg(step.unsigned_abs()).arg(step < 0)]
+}
+
+/// Every `step`-th element along an axis.
+pub(crate) fn stride(
+    cx: &mut LowerCtx<'_>,
+    axis: usize,
+    step: isize,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let (x, y) = (cx.operand(x[0]), cx.operand(y));
+    along_axis("stride_axis", (&x, &y), &x.dims, axis, step)
+}
+
+/// Elements at every `step`-th position along an axis, zeros between.
+pub(crate) fn dilate(
+    cx: &mut LowerCtx<'_>,
+    axis: usize,
+    step: isize,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let (x, y) = (cx.operand(x[0]), cx.operand(y));
+    along_axis("dilate_axis", (&x, &y), &y.dims, axis, step)
+}
+
 /// A loop over a padded axis: `own` of its steps are in the source, after the first `before`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Padded {

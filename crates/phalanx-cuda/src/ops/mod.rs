@@ -4,7 +4,9 @@ pub(crate) mod axes;
 #[cfg(all(test, feature = "emulator"))]
 pub(crate) mod harness;
 pub(crate) mod index;
+pub(crate) mod layer_norm;
 pub(crate) mod layout;
+pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod random;
@@ -38,6 +40,8 @@ pub(crate) fn compute(
         Op::Transpose { perm } => layout::transpose(cx, perm, x, y),
         Op::Concat { axis } => layout::concat(cx, *axis, x, y),
         Op::Slice { axis, start, .. } => layout::slice(cx, *axis, *start, x, y),
+        Op::Stride { axis, step } => layout::stride(cx, *axis, *step, x, y),
+        Op::Dilate { axis, step, .. } => layout::dilate(cx, *axis, *step, x, y),
         Op::Pad { before, .. } => layout::pad(cx, before, x, y),
         Op::Upsample { size, bilinear } => sample::upsample(cx, *size, *bilinear, x, y),
         Op::UpsampleGrad { size, bilinear } => sample::upsample_grad(cx, *size, *bilinear, x, y),
@@ -51,12 +55,20 @@ pub(crate) fn compute(
         Op::SparseXentGrad => softmax::sparse_xent_grad(cx, x, y),
         Op::Gather => index::gather(cx, x, y),
         Op::GatherGrad { .. } => index::gather_grad(cx, x, y),
+        Op::Take(at) => index::take(cx, *at, x, y),
+        Op::TakeGrad { at, .. } => index::take_grad(cx, *at, x, y),
+        Op::Cumulative { axis, product, reverse } => {
+            reduce::cumulative(cx, *axis, [*product, *reverse], x, y)
+        }
+        Op::ArgSort => index::arg_sort(cx, x, y),
         Op::OneHot { depth } => index::one_hot(cx, *depth, x, y),
         Op::ArgMax => index::arg_max(cx, x, y),
         Op::InTopK { k } => index::in_top_k(cx, *k, x, y),
         Op::ThresholdCounts { n } => index::threshold_counts(cx, *n, x, y),
         Op::Dropout { rate, key, noise } => random::dropout(cx, rate.get(), *key, noise, x, y),
         Op::Uniform { key, .. } => random::uniform(cx, *key, y),
+        Op::LayerNorm(attrs) => layer_norm::layer_norm(cx, attrs, x, y),
+        Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(cx, attrs, x, y),
         Op::Feed { .. }
         | Op::Param { .. }
         | Op::Unary(_)
@@ -66,6 +78,7 @@ pub(crate) fn compute(
         | Op::Dot(_)
         | Op::DotGradInput
         | Op::DotGradKernel
+        | Op::MatMul(_)
         | Op::Conv(..)
         | Op::ConvGradInput(_)
         | Op::ConvGradKernel(_)

@@ -78,6 +78,26 @@ pub(crate) fn column_sums(
     columns(cx.scratch, ReduceKind::Sum, (x, (y, Elem::F32)), [1, pixels, c], ld)
 }
 
+/// Sum (or product) of the elements up to each one along an axis, or from it on.
+pub(crate) fn cumulative(
+    cx: &mut LowerCtx<'_>,
+    axis: usize,
+    [product, reverse]: [bool; 2],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let (x, y) = (cx.operand(x[0]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let (len, inner) = (y.dims[axis], y.dims[axis + 1..].iter().product::<usize>());
+    let lines = y.len / len;
+    let types = format!("{}, {}", x.elem.c_name(), y.elem.c_name());
+    let launch = Launch::over(FILE, format!("cumulative<{types}>"), lines);
+    let launch = launch.arg(x.ptr).arg(y.ptr).arg(lines).arg(len).arg(inner);
+    vec![launch.arg(product).arg(reverse)]
+}
+
 /// A sum over rows that is batched with others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RowSum {

@@ -21,7 +21,7 @@ pub(crate) fn reads_strided(op: &Op, operand: usize) -> bool {
         Op::Fused(tape) => tape.inputs[operand] == Access::Full,
         Op::Dot(_) | Op::Conv(..) => operand == 0,
         Op::DotGradInput | Op::ConvGradInput(_) => operand == 0,
-        Op::DotGradKernel | Op::ConvGradKernel(_) => true,
+        Op::DotGradKernel | Op::ConvGradKernel(_) | Op::MatMul(_) => true,
         Op::Pool(..) | Op::PoolGrad(..) | Op::Moments => true,
         Op::BatchNorm(_) => operand == 0,
         Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand < 2,
@@ -36,6 +36,7 @@ pub(crate) fn writes_strided(op: &Op) -> bool {
         Op::Fused(_)
             | Op::Dot(_)
             | Op::DotGradInput
+            | Op::MatMul(_)
             | Op::Conv(..)
             | Op::ConvGradInput(_)
             | Op::Pool(..)

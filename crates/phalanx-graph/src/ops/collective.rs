@@ -1,7 +1,8 @@
 //! Collectives: the only ops that combine data of different workers.
 
-use super::operand;
+use super::{Backward, Cotangents, Op, operand};
 use crate::error::Result;
+use crate::graph::Graph;
 use crate::types::{DType, Scope, Space, Type};
 
 /// Shape rule of `AllReduce`.
@@ -14,6 +15,15 @@ pub fn infer_all_reduce(scope: Scope, x: &Type) -> Result<Type> {
         Scope::All => Space::Mirrored,
     };
     Ok(Type { space, ..x.clone() })
+}
+
+/// Every worker's part of the sum has the derivative of the sum: that of all workers, reduced.
+pub fn all_reduce_derivative(scope: Scope, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let d = match g.ty(b.dy).space {
+        Space::Partial => g.push(Op::AllReduce { scope }, &[b.dy])?,
+        _ => b.dy,
+    };
+    Ok(vec![Some(d)])
 }
 
 /// Shape rule of `ReplicaMean`.

@@ -1,6 +1,6 @@
 //! Ops with integer operands or results: embeddings, one-hot, arg-max and counting.
 
-use super::{Backward, Cotangents, Op, need_index, need_rows, operand};
+use super::{Backward, Cotangents, Op, need_index, need_rows, need_values, operand};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::types::{DType, Space, Type};
@@ -32,18 +32,29 @@ pub fn infer_gather_grad(vocab: usize, index: &Type, dy: &Type) -> Result<Type> 
 
 /// Shape rule of `OneHot`.
 pub fn infer_one_hot(depth: usize, index: &Type) -> Result<Type> {
-    need_index("one_hot", index)?;
+    if index.space == Space::Partial || index.dtype != DType::I32 {
+        return Err(operand("one_hot", "integers", index));
+    }
     let mut dims = index.dims.clone();
     dims.push(depth);
-    Ok(Type::rows(dims))
+    Ok(Type::new(DType::F32, index.space, dims))
 }
 
 /// Shape rule of `ArgMax`.
 pub fn infer_arg_max(x: &Type) -> Result<Type> {
-    need_rows("arg_max", x)?;
+    need_values("arg_max", x)?;
     match &x.dims[..] {
-        [lead @ .., n] if *n > 0 => Ok(Type::new(DType::I32, Space::Rows, lead)),
+        [lead @ .., n] if *n > 0 => Ok(Type::new(DType::I32, x.space, lead)),
         _ => Err(operand("arg_max", "a last axis", x)),
+    }
+}
+
+/// Shape rule of `ArgSort`.
+pub fn infer_arg_sort(x: &Type) -> Result<Type> {
+    need_values("arg_sort", x)?;
+    match x.dims.last() {
+        Some(n) if i32::try_from(*n).is_ok() => Ok(Type { dtype: DType::I32, ..x.clone() }),
+        _ => Err(operand("arg_sort", "a last axis of less than 2³¹ elements", x)),
     }
 }
 

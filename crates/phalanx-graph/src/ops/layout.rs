@@ -66,6 +66,30 @@ pub fn infer_slice(axis: usize, start: usize, len: usize, x: &Type) -> Result<Ty
     }
 }
 
+/// Shape rule of `Stride`.
+pub fn infer_stride(axis: usize, step: isize, x: &Type) -> Result<Type> {
+    match x.dims.get(axis) {
+        Some(d) if step != 0 => {
+            let mut ty = x.clone();
+            ty.dims[axis] = d.div_ceil(step.unsigned_abs());
+            Ok(ty)
+        }
+        _ => Err(operand("stride", format!("axis {axis}, and a step other than zero"), x)),
+    }
+}
+
+/// Shape rule of `Dilate`.
+pub fn infer_dilate(axis: usize, step: isize, len: usize, x: &Type) -> Result<Type> {
+    match x.dims.get(axis) {
+        Some(d) if step != 0 && len.div_ceil(step.unsigned_abs()) == *d => {
+            let mut ty = x.clone();
+            ty.dims[axis] = len;
+            Ok(ty)
+        }
+        _ => Err(operand("dilate", format!("steps of {step} through {len} on axis {axis}"), x)),
+    }
+}
+
 /// Shape rule of `Pad`.
 pub fn infer_pad(before: &[usize], after: &[usize], x: &Type) -> Result<Type> {
     if before.len() != x.dims.len() || after.len() != x.dims.len() {
@@ -137,6 +161,17 @@ pub fn slice_derivative(axis: usize, start: usize, g: &mut Graph, b: &Backward<'
     before[axis] = start;
     after[axis] = x[axis] - start - y;
     Ok(vec![Some(g.push(Op::Pad { before, after }, &[b.dy])?)])
+}
+
+/// Zeros between the elements of `dy`.
+pub fn stride_derivative(axis: usize, step: isize, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let len = g.ty(b.inputs[0]).dims[axis];
+    Ok(vec![Some(g.push(Op::Dilate { axis, step, len }, &[b.dy])?)])
+}
+
+/// The elements of `dy` that are not zeros between.
+pub fn dilate_derivative(axis: usize, step: isize, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    Ok(vec![Some(g.push(Op::Stride { axis, step }, &[b.dy])?)])
 }
 
 /// Slices the padding off `dy`.

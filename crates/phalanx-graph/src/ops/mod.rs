@@ -4,10 +4,13 @@
 
 pub mod collective;
 pub mod conv;
+pub mod cumulative;
 pub mod dot;
 pub mod elementwise;
 pub mod index;
+pub mod layer_norm;
 pub mod layout;
+pub mod matmul;
 pub mod norm;
 pub mod pool;
 mod print;
@@ -16,11 +19,15 @@ pub mod reduce;
 mod rules;
 pub mod sample;
 pub mod softmax;
+pub mod take;
 
 pub use elementwise::{Access, Binary, Instr, Tape, Unary};
+pub use layer_norm::LayerNormAttrs;
+pub use matmul::Contraction;
 pub use pool::PoolKind;
 pub use reduce::ReduceKind;
 pub use sample::{FillMode, SampleGeom};
+pub use take::TakeAxis;
 
 use crate::error::{GraphError, Result};
 use crate::geometry::ConvGeom;
@@ -108,6 +115,10 @@ pub enum Op {
     Concat { axis: usize },
     /// `start..start+len` along an axis.
     Slice { axis: usize, start: usize, len: usize },
+    /// Every `step`-th element along an axis, from the first on; from the last back if `step` is negative.
+    Stride { axis: usize, step: isize },
+    /// Derivative of `Stride` of an axis of `len` elements: its operand's elements with zeros between.
+    Dilate { axis: usize, step: isize, len: usize },
     /// Zero padding before and after each axis.
     Pad { before: Vec<usize>, after: Vec<usize> },
     /// Upsampling of `[h, w, c]`: nearest, or bilinear with half-pixel centres.
@@ -126,6 +137,9 @@ pub enum Op {
     DotGradInput,
     /// `xᵀ · dy` summed over rows; operands `x, dy`.
     DotGradKernel,
+
+    /// Product of two values, axis by axis; operands `left, right`.
+    MatMul(Contraction),
 
     /// Convolution, NHWC; operands `x, w[kh, kw, c/groups, f]` and, if the epilogue has one, `bias`.
     Conv(ConvGeom, Epilogue),
@@ -152,6 +166,15 @@ pub enum Op {
     Gather,
     /// Derivative of `Gather` with respect to the table, which has `vocab` rows; operands `index, dy`.
     GatherGrad { vocab: usize },
+    /// Elements at positions along an axis; operands `x, index`. Positions below zero count from the end,
+    /// and positions outside give NaN.
+    Take(TakeAxis),
+    /// Derivative of `Take` with respect to `x`, whose axis has `size` elements; operands `index, dy`.
+    TakeGrad { at: TakeAxis, size: usize, sum_rows: bool },
+    /// Sum (or product) of the elements up to each one along an axis, or of those from it on if reversed.
+    Cumulative { axis: usize, product: bool, reverse: bool },
+    /// The positions that sort the last axis: stable, NaN last.
+    ArgSort,
     /// 1 at the index, 0 elsewhere, along a new last axis.
     OneHot { depth: usize },
     /// Index of the first maximum along the last axis.
@@ -178,6 +201,11 @@ pub enum Op {
     BatchNormGradSums(BatchNormAttrs),
     /// Derivative of `BatchNorm` with respect to `x`; operands `dy, x, stats, gamma, beta, sums`.
     BatchNormGradInput(BatchNormAttrs),
+
+    /// Normalises the vectors along the last axis: `(x - mean) / √(variance + epsilon)`.
+    LayerNorm(LayerNormAttrs),
+    /// Derivative of `LayerNorm`; operands `x, dy`.
+    LayerNormGrad(LayerNormAttrs),
 
     /// Sums partial sums over the workers of a scope, in index order.
     AllReduce { scope: Scope },
@@ -211,6 +239,15 @@ fn need_rows(op: &str, t: &Type) -> Result<()> {
         Ok(())
     } else {
         Err(operand(op, "float rows, one per sample", t))
+    }
+}
+
+/// Fails unless the operand is float rows or reduced floats.
+fn need_values(op: &str, t: &Type) -> Result<()> {
+    if t.space != Space::Partial && t.dtype == DType::F32 {
+        Ok(())
+    } else {
+        Err(operand(op, "floats, already reduced", t))
     }
 }
 

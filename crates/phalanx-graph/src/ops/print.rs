@@ -23,6 +23,8 @@ impl Op {
             Op::Transpose { .. } => "transpose",
             Op::Concat { .. } => "concat",
             Op::Slice { .. } => "slice",
+            Op::Stride { .. } => "stride",
+            Op::Dilate { .. } => "dilate",
             Op::Pad { .. } => "pad",
             Op::Upsample { .. } => "upsample",
             Op::UpsampleGrad { .. } => "upsample_grad",
@@ -31,6 +33,7 @@ impl Op {
             Op::Dot(_) => "dot",
             Op::DotGradInput => "dot_grad_input",
             Op::DotGradKernel => "dot_grad_kernel",
+            Op::MatMul(_) => "matmul",
             Op::Conv(..) => "conv",
             Op::ConvGradInput(_) => "conv_grad_input",
             Op::ConvGradKernel(_) => "conv_grad_kernel",
@@ -44,6 +47,11 @@ impl Op {
             Op::SparseXentGrad => "sparse_xent_grad",
             Op::Gather => "gather",
             Op::GatherGrad { .. } => "gather_grad",
+            Op::Take(_) => "take",
+            Op::TakeGrad { .. } => "take_grad",
+            Op::Cumulative { product: false, .. } => "cumulative_sum",
+            Op::Cumulative { product: true, .. } => "cumulative_product",
+            Op::ArgSort => "arg_sort",
             Op::OneHot { .. } => "one_hot",
             Op::ArgMax => "arg_max",
             Op::InTopK { .. } => "in_top_k",
@@ -55,6 +63,8 @@ impl Op {
             Op::BatchNorm(_) => "batch_norm",
             Op::BatchNormGradSums(_) => "batch_norm_grad_sums",
             Op::BatchNormGradInput(_) => "batch_norm_grad_input",
+            Op::LayerNorm(_) => "layer_norm",
+            Op::LayerNormGrad(_) => "layer_norm_grad",
             Op::AllReduce { .. } => "all_reduce",
             Op::ReplicaMean => "replica_mean",
         }
@@ -75,6 +85,9 @@ impl fmt::Display for Op {
             Op::Slice { axis, start, len } => {
                 write!(f, " axis={axis} {start}..{}", start + len)
             }
+            Op::Stride { axis, step } | Op::Dilate { axis, step, .. } => {
+                write!(f, " axis={axis} step={step}")
+            }
             Op::Pad { before, after } => write!(f, " before={before:?} after={after:?}"),
             Op::Upsample { size, bilinear } | Op::UpsampleGrad { size, bilinear } => {
                 write!(f, " {}x{}", size[0], size[1])?;
@@ -82,6 +95,7 @@ impl fmt::Display for Op {
             }
             Op::AffineSample(geom) | Op::AffineSampleGrad(geom) => write!(f, " {geom}"),
             Op::Dot(e) => e.fmt(f),
+            Op::MatMul(c) => write!(f, " {c}"),
             Op::Conv(geom, e) => {
                 write!(f, " {geom}")?;
                 e.fmt(f)
@@ -89,6 +103,12 @@ impl fmt::Display for Op {
             Op::ConvGradInput(geom) | Op::ConvGradKernel(geom) => write!(f, " {geom}"),
             Op::Pool(_, geom) | Op::PoolGrad(_, geom) => write!(f, " {geom}"),
             Op::GatherGrad { vocab } => write!(f, " vocab={vocab}"),
+            Op::Take(at) => write!(f, "{at}"),
+            Op::TakeGrad { at, size, .. } => write!(f, "{at} size={size}"),
+            Op::Cumulative { axis, reverse, .. } => {
+                write!(f, " axis={axis}")?;
+                if *reverse { f.write_str(" reversed") } else { Ok(()) }
+            }
             Op::OneHot { depth } => write!(f, " {depth}"),
             Op::InTopK { k } => write!(f, " k={k}"),
             Op::ThresholdCounts { n } => write!(f, " {n}"),
@@ -98,6 +118,10 @@ impl fmt::Display for Op {
             Op::BatchNorm(a) | Op::BatchNormGradSums(a) | Op::BatchNormGradInput(a) => {
                 write!(f, " epsilon={}", a.epsilon.get())?;
                 if a.relu { f.write_str(" +relu") } else { Ok(()) }
+            }
+            Op::LayerNorm(a) | Op::LayerNormGrad(a) => {
+                write!(f, " epsilon={}", a.epsilon.get())?;
+                if a.rms { f.write_str(" rms") } else { Ok(()) }
             }
             Op::AllReduce { scope } => write!(f, " over={scope}"),
             _ => Ok(()),

@@ -2,6 +2,7 @@
 
 use super::{Backward, Binary, Cotangents, Op, elementwise::broadcast_dims, operand};
 use crate::error::Result;
+use crate::functions::layout::repeat_rows;
 use crate::graph::Graph;
 use crate::types::{DType, Space, Type};
 
@@ -46,6 +47,11 @@ pub fn infer_reduce(kind: ReduceKind, axes: &[usize], x: &Type) -> Result<Type> 
 pub fn infer_sum_rows(x: &Type) -> Result<Type> {
     super::need_rows("sum_rows", x)?;
     Ok(Type { space: Space::Partial, ..x.clone() })
+}
+
+/// Repeats the reduced `dy` for every row.
+pub fn sum_rows_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    Ok(vec![Some(repeat_rows(g, b.dy, b.inputs[0])?)])
 }
 
 /// Sums `dy` over the broadcast axes.

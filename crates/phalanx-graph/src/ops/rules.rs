@@ -2,8 +2,9 @@
 //! file of each family.
 
 use super::{
-    Backward, Binary, Cotangents, Op, PoolKind, Unary, collective, conv, dot, elementwise, index,
-    layout, norm, pool, random, reduce, sample, softmax,
+    Backward, Binary, Cotangents, Op, PoolKind, Unary, collective, conv, cumulative, dot,
+    elementwise, index, layer_norm, layout, matmul, norm, pool, random, reduce, sample, softmax,
+    take,
 };
 use crate::error::{GraphError, Result};
 use crate::graph::Graph;
@@ -55,6 +56,8 @@ impl Op {
             Op::Transpose { perm } => layout::infer_transpose(perm, x[0]),
             Op::Concat { axis } => layout::infer_concat(*axis, x),
             Op::Slice { axis, start, len } => layout::infer_slice(*axis, *start, *len, x[0]),
+            Op::Stride { axis, step } => layout::infer_stride(*axis, *step, x[0]),
+            Op::Dilate { axis, step, len } => layout::infer_dilate(*axis, *step, *len, x[0]),
             Op::Pad { before, after } => layout::infer_pad(before, after, x[0]),
             Op::Upsample { size, .. } => layout::infer_upsample(*size, x[0]),
             Op::UpsampleGrad { size, .. } => layout::infer_upsample_grad(*size, x[0]),
@@ -63,6 +66,7 @@ impl Op {
             Op::Dot(e) => dot::infer(*e, x),
             Op::DotGradInput => dot::infer_grad_input(x[0], x[1]),
             Op::DotGradKernel => dot::infer_grad_kernel(x[0], x[1]),
+            Op::MatMul(c) => matmul::infer(c, x[0], x[1]),
             Op::Conv(geom, e) => conv::infer(geom, *e, x),
             Op::ConvGradInput(geom) => conv::infer_grad_input(geom, x[0], x[1]),
             Op::ConvGradKernel(geom) => conv::infer_grad_kernel(geom, x[0], x[1]),
@@ -73,6 +77,12 @@ impl Op {
             Op::SparseXentGrad => softmax::infer_sparse_xent_grad(x[0], x[1], x[2]),
             Op::Gather => index::infer_gather(x[0], x[1]),
             Op::GatherGrad { vocab } => index::infer_gather_grad(*vocab, x[0], x[1]),
+            Op::Take(at) => take::infer(*at, x[0], x[1]),
+            Op::TakeGrad { at, size, sum_rows } => {
+                take::infer_grad(*at, *size, *sum_rows, x[0], x[1])
+            }
+            Op::Cumulative { axis, product, .. } => cumulative::infer(*axis, *product, x[0]),
+            Op::ArgSort => index::infer_arg_sort(x[0]),
             Op::OneHot { depth } => index::infer_one_hot(*depth, x[0]),
             Op::ArgMax => index::infer_arg_max(x[0]),
             Op::InTopK { k } => index::infer_in_top_k(*k, x[0], x[1]),
@@ -84,6 +94,8 @@ impl Op {
             Op::BatchNorm(_) => norm::infer_batch_norm(x),
             Op::BatchNormGradSums(_) => norm::infer_grad_sums(x),
             Op::BatchNormGradInput(_) => norm::infer_grad_input(x),
+            Op::LayerNorm(_) => layer_norm::infer(x[0]),
+            Op::LayerNormGrad(_) => layer_norm::infer_grad(x[0], x[1]),
             Op::AllReduce { scope } => collective::infer_all_reduce(*scope, x[0]),
             Op::ReplicaMean => collective::infer_replica_mean(x[0]),
         }
@@ -100,14 +112,19 @@ impl Op {
             Op::Select => elementwise::select_derivative(g, b),
             Op::Broadcast { .. } => reduce::broadcast_derivative(g, b),
             Op::Reduce { kind, axes } => reduce::reduce_derivative(*kind, axes, g, b),
+            Op::SumRows => reduce::sum_rows_derivative(g, b),
+            Op::AllReduce { scope } => collective::all_reduce_derivative(*scope, g, b),
             Op::Reshape { .. } => layout::reshape_derivative(g, b),
             Op::Transpose { perm } => layout::transpose_derivative(perm, g, b),
             Op::Concat { axis } => layout::concat_derivative(*axis, g, b),
             Op::Slice { axis, start, .. } => layout::slice_derivative(*axis, *start, g, b),
+            Op::Stride { axis, step } => layout::stride_derivative(*axis, *step, g, b),
+            Op::Dilate { axis, step, .. } => layout::dilate_derivative(*axis, *step, g, b),
             Op::Pad { before, .. } => layout::pad_derivative(before, g, b),
             Op::Upsample { size, bilinear } => layout::upsample_derivative(*size, *bilinear, g, b),
             Op::AffineSample(geom) => sample::derivative(geom, g, b),
             Op::Dot(e) => dot::derivative(*e, g, b),
+            Op::MatMul(c) => matmul::derivative(c, g, b),
             Op::Conv(geom, e) => conv::derivative(geom, *e, g, b),
             Op::ConvGradInput(geom) => conv::grad_input_derivative(geom, g, b),
             Op::Pool(kind, geom) => pool::derivative(*kind, geom, g, b),
@@ -115,18 +132,23 @@ impl Op {
             Op::LogSoftmax => softmax::log_softmax_derivative(g, b),
             Op::SparseXent => softmax::sparse_xent_derivative(g, b),
             Op::Gather => index::gather_derivative(g, b),
+            Op::Take(at) => take::derivative(*at, g, b),
+            Op::Cumulative { axis, product, reverse } => {
+                cumulative::derivative(*axis, *product, *reverse, g, b)
+            }
             Op::Dropout { .. } => random::dropout_derivative(self, g, b),
+            Op::LayerNorm(attrs) => layer_norm::derivative(attrs, g, b),
             Op::BatchNorm(attrs) => norm::derivative(attrs, g, b),
             // Integers have no derivative, and metrics are not differentiated.
-            Op::OneHot { .. } | Op::ArgMax | Op::InTopK { .. } | Op::ThresholdCounts { .. } => {
-                Ok(vec![None; b.inputs.len()])
-            }
+            Op::Cast { .. }
+            | Op::OneHot { .. }
+            | Op::ArgMax
+            | Op::ArgSort
+            | Op::InTopK { .. }
+            | Op::ThresholdCounts { .. } => Ok(vec![None; b.inputs.len()]),
             // The derivative of `BatchNorm` includes that of its statistics.
             Op::Moments | Op::BatchStats { .. } => Ok(vec![None]),
-            Op::Cast { .. }
-            | Op::Fused(_)
-            | Op::SumRows
-            | Op::AllReduce { .. }
+            Op::Fused(_)
             | Op::ReplicaMean
             | Op::UpsampleGrad { .. }
             | Op::AffineSampleGrad(_)
@@ -136,8 +158,10 @@ impl Op {
             | Op::PoolGrad(..)
             | Op::SparseXentGrad
             | Op::GatherGrad { .. }
+            | Op::TakeGrad { .. }
             | Op::BatchNormGradSums(_)
-            | Op::BatchNormGradInput(_) => Err(GraphError::NotDifferentiable {
+            | Op::BatchNormGradInput(_)
+            | Op::LayerNormGrad(_) => Err(GraphError::NotDifferentiable {
                 layer: g.scope_name(b.y).into(),
                 op: self.name().into(),
             }),
@@ -160,6 +184,8 @@ impl Op {
             | Op::Reshape { .. }
             | Op::Transpose { .. }
             | Op::Slice { .. }
+            | Op::Stride { .. }
+            | Op::Dilate { .. }
             | Op::Pad { .. }
             | Op::Upsample { .. }
             | Op::UpsampleGrad { .. }
@@ -169,9 +195,12 @@ impl Op {
             | Op::LogSoftmax
             | Op::OneHot { .. }
             | Op::ArgMax
+            | Op::ArgSort
+            | Op::Cumulative { .. }
             | Op::Dropout { .. }
             | Op::Moments
             | Op::BatchStats { .. }
+            | Op::LayerNorm(_)
             | Op::AllReduce { .. }
             | Op::ReplicaMean => 1,
             Op::Binary(_)
@@ -179,11 +208,15 @@ impl Op {
             | Op::AffineSampleGrad(_)
             | Op::DotGradInput
             | Op::DotGradKernel
+            | Op::MatMul(_)
             | Op::ConvGradInput(_)
             | Op::ConvGradKernel(_)
             | Op::SparseXent
             | Op::Gather
             | Op::GatherGrad { .. }
+            | Op::Take(_)
+            | Op::TakeGrad { .. }
+            | Op::LayerNormGrad(_)
             | Op::InTopK { .. } => 2,
             Op::Select | Op::SparseXentGrad | Op::ThresholdCounts { .. } => 3,
             Op::BatchNorm(_) => 4,

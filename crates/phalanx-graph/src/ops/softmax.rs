@@ -1,13 +1,13 @@
 //! Softmax and the crossentropy fused with it.
 
-use super::{Backward, Cotangents, Op, Unary, need_index, need_rows, operand};
+use super::{Backward, Cotangents, Op, Unary, need_index, need_rows, need_values, operand};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::types::Type;
 
 /// Shape rule of softmax and log-softmax.
 pub fn infer(x: &Type) -> Result<Type> {
-    need_rows("softmax", x)?;
+    need_values("softmax", x)?;
     if x.dims.is_empty() || x.last() == 0 {
         return Err(operand("softmax", "a last axis to normalise over", x));
     }
@@ -17,6 +17,7 @@ pub fn infer(x: &Type) -> Result<Type> {
 /// Shape rule of sparse crossentropy: one number per label.
 pub fn infer_sparse_xent(logits: &Type, labels: &Type) -> Result<Type> {
     infer(logits)?;
+    need_rows("sparse_xent", logits)?;
     need_index("sparse_xent labels", labels)?;
     if logits.dims[..logits.dims.len() - 1] != labels.dims {
         return Err(operand(

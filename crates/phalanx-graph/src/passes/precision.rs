@@ -60,13 +60,18 @@ fn may_be_narrow(op: &Op) -> bool {
             Op::Fused(_)
                 | Op::Dot(_)
                 | Op::DotGradInput
+                | Op::MatMul(_)
                 | Op::Pool(..)
                 | Op::PoolGrad(..)
                 | Op::BatchNorm(_)
                 | Op::BatchNormGradInput(_)
+                | Op::LayerNorm(_)
+                | Op::LayerNormGrad(_)
                 | Op::Dropout { .. }
                 | Op::Concat { .. }
                 | Op::Slice { .. }
+                | Op::Stride { .. }
+                | Op::Dilate { .. }
                 | Op::Pad { .. }
                 | Op::Transpose { .. }
                 | Op::Reshape { .. }
@@ -101,6 +106,11 @@ fn required_type(
     narrow: DType,
 ) -> Option<DType> {
     let node = step.graph.node(id);
+    if let Op::MatMul(c) = &node.op {
+        // Libraries require both operands in one type. Products without samples are small.
+        let of_samples = c.sum_rows || node.ty.is_rows();
+        return Some(if of_samples && node.scope != 0 { narrow } else { DType::F32 });
+    }
     if !is_activation(step.graph.ty(node.inputs[operand])) {
         return None;
     }

@@ -117,13 +117,16 @@ fn unary(u: Unary, x: f64) -> Option<f64> {
         Unary::Relu if x.is_nan() => x,
         Unary::Relu => x.max(0.0),
         Unary::Floor => x.floor(),
+        Unary::Round => x.round_ties_even(),
         Unary::Sign
         | Unary::Expm1
         | Unary::Log1p
         | Unary::Tanh
         | Unary::Sigmoid
         | Unary::Erf
-        | Unary::Sin => return None,
+        | Unary::Sin
+        | Unary::Cos
+        | Unary::Atan => return None,
     })
 }
 
@@ -138,6 +141,7 @@ fn binary(b: Binary, l: f64, r: f64) -> Option<f64> {
         Binary::Max => l.max(r),
         Binary::Min => l.min(r),
         Binary::Pow => l.powf(r),
+        Binary::Rem => l % r,
         Binary::Gt | Binary::Ge | Binary::Eq => return None,
     })
 }

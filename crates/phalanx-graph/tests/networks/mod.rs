@@ -2,8 +2,9 @@
 //! passes print them; the tests of the executors run them.
 
 use phalanx_graph::autodiff::gradients;
+use phalanx_graph::functions::layout::iota;
 use phalanx_graph::loss_scale::LossScale;
-use phalanx_graph::ops::{BatchNormAttrs, Epilogue, PoolKind, Unary};
+use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, PoolKind, Unary};
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::update::{Clip, RuleBuilder, Slot, SlotInit, UpdateRule};
 use phalanx_graph::{
@@ -184,6 +185,34 @@ impl Net {
 /// Dense layers with ReLU between them; `sizes` runs from the input to the classes.
 pub fn mlp(sizes: &[usize], rule: UpdateRule, penalty: (f32, f32)) -> Step {
     layers(Net::new(Scope::All), sizes, rule, penalty)
+}
+
+/// Causal self-attention of two heads over learned positions, then a dense layer.
+pub fn attention(rule: UpdateRule, penalty: (f32, f32)) -> Step {
+    let mut net = Net::new(Scope::All);
+    let x = net.feed("x", Type::rows([5, 6]));
+    net.g.enter("positions");
+    let (table, mix) = (net.param("positions/table", &[5, 4]), net.param("positions/mix", &[4, 6]));
+    let positions = net.g.matmul(table, mix).expect("fits");
+    let x = net.g.add(x, positions).expect("fits");
+    net.g.enter("attention");
+    let [q, k, v] = ["query", "key", "value"].map(|name| {
+        let w = net.param(&format!("attention/{name}/kernel"), &[6, 2, 3]);
+        net.g.einsum("abc,cde->abde", &[x, w]).expect("fits")
+    });
+    let scores = net.g.einsum("aecd,abcd->acbe", &[k, q]).expect("fits");
+    let at = iota(&mut net.g, 5).expect("fits");
+    let lines = net.g.reshape(at, &[5, 1]).expect("fits");
+    let mask = net.g.binary(Binary::Ge, lines, at).expect("fits");
+    let masked = net.g.scalar(-1e9);
+    let scores = net.g.select(mask, scores, masked).expect("fits");
+    let weights = net.push(Op::Softmax, &[scores]);
+    let y = net.g.einsum("acbe,aecd->abcd", &[weights, v]).expect("fits");
+    let w = net.param("attention/output/kernel", &[2, 3, 6]);
+    let y = net.g.einsum("abcd,cde->abe", &[y, w]).expect("fits");
+    let y = net.g.reshape(y, &[30]).expect("fits");
+    let logits = net.dense("logits", y, 5);
+    net.train("attention", logits, rule, penalty)
 }
 
 /// [`mlp`] with loss scaling; the scale is fetched last.

@@ -1,12 +1,16 @@
 //! The cases: every op with the various forms of its operands.
 
 use super::{Build, Case, case};
+use phalanx_graph::functions::index::{min_axes, prod_axes, sort, take, top_k};
+use phalanx_graph::functions::layout::{PadMode, concat, pad};
+use phalanx_graph::functions::math;
 use phalanx_graph::ops::{
-    BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
+    BatchNormAttrs, Binary, Contraction, Epilogue, FillMode, LayerNormAttrs, PoolKind, ReduceKind,
+    SampleGeom, TakeAxis, Unary,
 };
-use phalanx_graph::{ConvGeom, Depth, NodeId, Op, Padding, Scope, Window};
+use phalanx_graph::{ConvGeom, DType, Depth, Graph, NodeId, Op, Padding, Scope, Window};
 
-const UNARY: [(Unary, (f64, f64)); 17] = [
+const UNARY: [(Unary, (f64, f64)); 20] = [
     (Unary::Neg, (-1.0, 1.0)),
     (Unary::Abs, (-1.0, 1.0)),
     (Unary::Sign, (-1.0, 1.0)),
@@ -24,6 +28,9 @@ const UNARY: [(Unary, (f64, f64)); 17] = [
     (Unary::Relu, (-1.0, 1.0)),
     (Unary::Floor, (-3.0, 3.0)),
     (Unary::Sin, (-7.0, 7.0)),
+    (Unary::Cos, (-7.0, 7.0)),
+    (Unary::Atan, (-3.0, 3.0)),
+    (Unary::Round, (-3.0, 3.0)),
 ];
 
 /// Each function of rows, and of a parameter, whose cotangent is summed over rows.
@@ -80,7 +87,7 @@ pub fn binary_cases() -> Vec<Case> {
             for (order, l, r) in [("", l, r), (" swapped", r, l)] {
                 let name = format!("{} {form}{order}", op.name());
                 cases.push(case(name, move |b| {
-                    if matches!(op, Binary::Div | Binary::Pow) {
+                    if matches!(op, Binary::Div | Binary::Pow | Binary::Rem) {
                         b.range = (0.5, 2.0);
                     }
                     let (l, r) = (l.add(b), r.add(b));
@@ -154,6 +161,25 @@ pub fn layout_cases() -> Vec<Case> {
     cases.extend(on_both("reshape", Op::Reshape { dims: vec![3, 2] }, &[2, 3]));
     cases.extend(on_both("transpose", Op::Transpose { perm: vec![2, 0, 1] }, &[2, 3, 4]));
     cases.extend(on_both("slice", Op::Slice { axis: 1, start: 1, len: 2 }, &[2, 4]));
+    for (axis, step) in [(1, 2), (0, -1), (1, -1), (1, -3), (1, 9), (0, 1)] {
+        let name = format!("stride {step} on axis {axis}");
+        cases.extend(on_both(&name, Op::Stride { axis, step }, &[3, 5, 2]));
+    }
+    cases.extend(on_both("dilate", Op::Dilate { axis: 0, step: -2, len: 6 }, &[3, 2]));
+    for mode in
+        [PadMode::Constant(1.5), PadMode::Edge, PadMode::Reflect, PadMode::Symmetric, PadMode::Wrap]
+    {
+        cases.push(case(format!("pad with {mode:?}"), move |b| {
+            let (x, w) = (b.rows(&[2, 3]), b.param(&[2, 3]));
+            let mut padded = |x| pad(&mut b.g, x, &[1, 4], &[2, 0], mode).expect("fits");
+            let (x, w) = (padded(x), padded(w));
+            b.g.mul(x, w).expect("fits")
+        }));
+    }
+    cases.push(case("concat of rows and a parameter", |b| {
+        let (x, w) = (b.rows(&[2, 3]), b.param(&[1, 3]));
+        concat(&mut b.g, &[w, x, w], 0).expect("fits")
+    }));
     let pad = Op::Pad { before: vec![1, 0], after: vec![2, 1] };
     cases.extend(on_both("pad", pad, &[2, 3]));
     for axis in 0..2 {
@@ -197,6 +223,53 @@ pub fn dot_cases() -> Vec<Case> {
             }));
         }
     }
+    cases
+}
+
+/// A product of two operands with these axes; a parameter's result is multiplied by rows.
+fn contraction(b: &mut Build, equation: [&str; 3], l: Operand, r: Operand) -> NodeId {
+    let [left, right, result] = equation.map(str::as_bytes);
+    let inputs = [l.add(b), r.add(b)];
+    let y = b.push(Op::MatMul(Contraction::new(left, right, result, false)), &inputs);
+    times_rows(b, y)
+}
+
+pub fn matmul_cases() -> Vec<Case> {
+    use Operand::{Param, Rows};
+    let mut cases = vec![];
+    let shapes: [([&str; 3], &[usize], &[usize]); 8] = [
+        (["ik", "kj", "ij"], &[2, 3], &[3, 4]),
+        (["ki", "jk", "ij"], &[3, 2], &[4, 3]),
+        (["bik", "bkj", "bij"], &[2, 3, 4], &[2, 4, 5]),
+        (["thd", "shd", "hts"], &[3, 2, 4], &[5, 2, 4]),
+        (["hts", "shd", "thd"], &[2, 3, 5], &[5, 2, 4]),
+        (["k", "k", ""], &[7], &[7]),
+        (["iab", "jba", "ji"], &[3, 2, 4], &[5, 4, 2]),
+        (["bik", "bkj", "ijb"], &[3, 2, 5], &[3, 5, 2]),
+    ];
+    for (equation, l, r) in shapes {
+        let text = equation.join(" ");
+        for (spaces, l, r) in [
+            ("rows", Rows(l), Rows(r)),
+            ("rows and a parameter", Rows(l), Param(r)),
+            ("a parameter and rows", Param(l), Rows(r)),
+            ("parameters", Param(l), Param(r)),
+        ] {
+            cases.push(case(format!("matmul {text} of {spaces}"), move |b| {
+                contraction(b, equation, l, r)
+            }));
+        }
+    }
+    // Operands and results with gaps: parts of a concatenation.
+    cases.push(case("matmul between slices and concatenations", |b| {
+        let (x, y) = (b.rows(&[3, 8]), b.rows(&[4, 2]));
+        let x = b.g.unary(Unary::Tanh, x).expect("fits");
+        let [l, r] = [0, 4].map(|start| b.push(Op::Slice { axis: 1, start, len: 4 }, &[x]));
+        let scores = Contraction::new(b"ik", b"jk", b"ij", false);
+        let first = b.push(Op::MatMul(scores), &[l, r]);
+        let second = b.push(Op::MatMul(Contraction::matrices(0)), &[r, y]);
+        b.push(Op::Concat { axis: 1 }, &[first, second])
+    }));
     cases
 }
 
@@ -284,6 +357,9 @@ pub fn pool_cases() -> Vec<Case> {
 
 pub fn softmax_cases() -> Vec<Case> {
     let mut cases = vec![];
+    for op in [Op::Softmax, Op::LogSoftmax] {
+        cases.extend(on_both(op.name(), op, &[2, 4]));
+    }
     for dims in [&[4][..], &[2, 4]] {
         for op in [Op::Softmax, Op::LogSoftmax] {
             cases.push(case(format!("{} {dims:?}", op.name()), move |b| {
@@ -310,10 +386,175 @@ pub fn index_and_random_cases() -> Vec<Case> {
             b.push(Op::Gather, &[table, index])
         }));
     }
+    cases.extend(take_cases());
+    cases.extend(sort_cases());
     for noise in [[2, 3, 4], [1, 3, 4], [2, 1, 4], [1, 1, 1]] {
         cases.push(case(format!("dropout {noise:?}"), move |b| {
             let x = b.rows(&[2, 3, 4]);
             b.push(Op::Dropout { rate: 0.4.into(), key: 3, noise: noise.to_vec() }, &[x])
+        }));
+    }
+    cases
+}
+
+/// Rows and parameters at the positions of rows and of mirrored values, of which some count from the end.
+fn take_cases() -> Vec<Case> {
+    use Operand::{Param, Rows};
+    let dims = [3, 4, 2];
+    let mut cases = vec![];
+    for (name, x) in [("rows", Rows(&[3, 4, 2])), ("a parameter", Param(&[3, 4, 2]))] {
+        for axis in 0..3 {
+            for along in [false, true] {
+                for of_rows in [false, true] {
+                    let name = format!("take of {name} axis {axis} along {along} rows {of_rows}");
+                    cases.push(case(name, move |b| {
+                        let x = x.add(b);
+                        let mut at = if along { dims.to_vec() } else { vec![2, 3] };
+                        if along {
+                            at[axis] = 5;
+                        }
+                        let n = dims[axis];
+                        let index = match of_rows {
+                            true => b.labels(&at, n as u64),
+                            false => b.mirrored_integers(&at, (-(n as i32), n as i32)),
+                        };
+                        let y = b.push(Op::Take(TakeAxis { axis, along }), &[x, index]);
+                        times_rows(b, y)
+                    }));
+                }
+            }
+        }
+    }
+    cases.push(case("take of rows of a table", |b| {
+        let (table, index) = (b.param(&[5, 2, 2]), b.labels(&[3], 5));
+        let index = b.g.offset(index, -3.0).expect("fits");
+        let index = b.g.cast(index, DType::I32).expect("fits");
+        take(&mut b.g, table, index, 0).expect("fits")
+    }));
+    cases
+}
+
+/// `y`, or its product with rows if it has none: the cotangent of a parameter is then a sum over rows.
+fn times_rows(b: &mut Build, y: NodeId) -> NodeId {
+    if b.g.ty(y).is_rows() {
+        return y;
+    }
+    let dims = b.g.ty(y).dims.clone();
+    let x = b.rows(&dims);
+    b.g.mul(x, y).expect("fits")
+}
+
+fn sort_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for product in [false, true] {
+        for (axis, reverse) in [(0, false), (1, true), (2, false), (2, true)] {
+            let name = format!("cumulative {product} axis {axis} reversed {reverse}");
+            cases.extend(on_both(&name, Op::Cumulative { axis, product, reverse }, &[2, 4, 3]));
+        }
+    }
+    cases.push(case("cumulative product with zeros", |b| {
+        let (x, w, v) = (b.rows(&[5]), b.param(&[5]), b.param(&[5]));
+        let mut zeros = b.bindings.params[1].clone();
+        for i in [1, 3] {
+            zeros.floats_mut()[i] = b.bindings.params[0].floats()[i];
+        }
+        b.bindings.params[1] = zeros;
+        let d = b.g.sub(w, v).expect("fits");
+        let product = b.push(Op::Cumulative { axis: 0, product: true, reverse: false }, &[d]);
+        b.g.mul(x, product).expect("fits")
+    }));
+    for axis in 0..2 {
+        cases.push(case(format!("sort on axis {axis}"), move |b| {
+            let (x, w) = (b.rows(&[3, 4]), b.param(&[3, 4]));
+            let (x, w) = (sort(&mut b.g, x, axis), sort(&mut b.g, w, axis));
+            b.g.mul(x.expect("fits"), w.expect("fits")).expect("fits")
+        }));
+    }
+    cases.push(case("top_k", |b| {
+        let x = b.rows(&[2, 6]);
+        let (best, at) = top_k(&mut b.g, x, 2).expect("fits");
+        let at = b.g.cast(at, DType::F32).expect("fits");
+        b.g.mul(best, at).expect("fits")
+    }));
+    cases.push(case("min and product along axes", |b| {
+        let (x, w) = (b.rows(&[2, 3, 2]), b.param(&[2, 3, 2]));
+        let x = min_axes(&mut b.g, x, &[1]).expect("fits");
+        let w = prod_axes(&mut b.g, w, &[0, 1]).expect("fits");
+        b.g.mul(x, w).expect("fits")
+    }));
+    cases
+}
+
+/// A function of a node.
+type Function = fn(&mut Graph, NodeId) -> phalanx_graph::Result<NodeId>;
+
+/// The composed functions with one operand, and a range of it.
+pub const FUNCTIONS: [(&str, Function, (f64, f64)); 15] = [
+    ("ceil", math::ceil, (-3.0, 3.0)),
+    ("trunc", math::trunc, (-3.0, 3.0)),
+    ("tan", math::tan, (-1.3, 1.3)),
+    ("asin", math::asin, (-0.9, 0.9)),
+    ("acos", math::acos, (-0.9, 0.9)),
+    ("sinh", math::sinh, (-4.0, 4.0)),
+    ("cosh", math::cosh, (-4.0, 4.0)),
+    ("asinh", math::asinh, (-4.0, 4.0)),
+    ("acosh", math::acosh, (1.2, 4.0)),
+    ("atanh", math::atanh, (-0.8, 0.8)),
+    ("logical_not", math::logical_not, (-1.0, 1.0)),
+    ("truth", math::truth, (-1.0, 1.0)),
+    ("is_nan", math::is_nan, (-1.0, 1.0)),
+    ("is_inf", math::is_inf, (-1.0, 1.0)),
+    ("is_finite", math::is_finite, (-1.0, 1.0)),
+];
+
+/// A function of two nodes.
+type Function2 = fn(&mut Graph, NodeId, NodeId) -> phalanx_graph::Result<NodeId>;
+
+/// The composed functions with two operands.
+pub const FUNCTIONS_OF_TWO: [(&str, Function2); 9] = [
+    ("less", math::less),
+    ("less_equal", math::less_equal),
+    ("not_equal", math::not_equal),
+    ("logical_and", math::logical_and),
+    ("logical_or", math::logical_or),
+    ("logical_xor", math::logical_xor),
+    ("modulo", math::modulo),
+    ("floor_divide", math::floor_divide),
+    ("atan2", math::atan2),
+];
+
+pub fn function_cases() -> Vec<Case> {
+    let one = |(name, f, range): (&'static str, Function, (f64, f64))| {
+        case(name, move |b| {
+            b.range = range;
+            let (x, w) = (b.rows(&[2, 3]), b.param(&[3]));
+            let (x, w) = (f(&mut b.g, x).expect("fits"), f(&mut b.g, w).expect("fits"));
+            b.g.mul(x, w).expect("fits")
+        })
+    };
+    let two = |(name, f): (&'static str, Function2)| {
+        case(name, move |b| {
+            b.range = (-2.0, 2.0);
+            let (x, w) = (b.rows(&[2, 3]), b.param(&[3]));
+            let y = f(&mut b.g, x, w).expect("fits");
+            let z = f(&mut b.g, w, x).expect("fits");
+            b.g.add(y, z).expect("fits")
+        })
+    };
+    FUNCTIONS.into_iter().map(one).chain(FUNCTIONS_OF_TWO.into_iter().map(two)).collect()
+}
+
+/// Sums over the batch inside a model.
+pub fn batch_sum_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for scope in [Scope::Device, Scope::All] {
+        cases.push(case(format!("a sum over the batch of {scope}"), move |b| {
+            let (x, w) = (b.rows(&[2, 3]), b.param(&[3]));
+            let y = b.g.mul(x, w).expect("fits");
+            let sum = b.push(Op::SumRows, &[y]);
+            let sum = b.push(Op::AllReduce { scope }, &[sum]);
+            let root = b.g.unary(Unary::Tanh, sum).expect("fits");
+            b.g.mul(x, root).expect("fits")
         }));
     }
     cases
@@ -367,6 +608,10 @@ pub fn norm_cases() -> Vec<Case> {
                 cases.push(case(name, move |b| batch_norm(b, dims, attrs)));
             }
         }
+    }
+    for rms in [false, true] {
+        let op = Op::LayerNorm(LayerNormAttrs { epsilon: 1e-3.into(), rms });
+        cases.extend(on_both(&format!("layer_norm rms {rms}"), op, &[3, 7]));
     }
     cases
 }

@@ -49,6 +49,9 @@ pub(super) unsafe fn execute<S: Simd>(
                 Unary::Relu => each!(Relu, a),
                 Unary::Floor => each!(Floor, a),
                 Unary::Sin => each!(Sin, a),
+                Unary::Cos => each!(Cos, a),
+                Unary::Atan => each!(Atan, a),
+                Unary::Round => each!(Round, a),
             },
             Action::Binary(op, a, b) => match op {
                 Binary::Add => each!(Add, a, b),
@@ -58,6 +61,7 @@ pub(super) unsafe fn execute<S: Simd>(
                 Binary::Max => each!(Max, a, b),
                 Binary::Min => each!(Min, a, b),
                 Binary::Pow => each!(Pow, a, b),
+                Binary::Rem => each!(Rem, a, b),
                 Binary::Gt => each!(Gt, a, b),
                 Binary::Ge => each!(Ge, a, b),
                 Binary::Eq => each!(Eq, a, b),
@@ -170,6 +174,9 @@ functions! {
     Relu<1, 4> = |a| S::max(S::zero(), a);
     Floor<1, 4> = |a| S::floor(a);
     Sin<1, 1> = |a| math::sin::<S>(a);
+    Cos<1, 1> = |a| math::cos::<S>(a);
+    Atan<1, 1> = |a| math::atan::<S>(a);
+    Round<1, 4> = |a| S::round(a);
     Add<2, 4> = |a, b| S::add(a, b);
     Sub<2, 4> = |a, b| S::sub(a, b);
     Mul<2, 4> = |a, b| S::mul(a, b);
@@ -177,6 +184,7 @@ functions! {
     Max<2, 4> = |a, b| math::max::<S>(a, b);
     Min<2, 4> = |a, b| math::min::<S>(a, b);
     Pow<2, 1> = |a, b| math::pow::<S>(a, b);
+    Rem<2, 1> = |a, b| math::rem::<S>(a, b);
     Gt<2, 4> = |a, b| S::select(S::gt(a, b), S::splat(1.0), S::zero());
     Ge<2, 4> = |a, b| S::select(S::ge(a, b), S::splat(1.0), S::zero());
     Eq<2, 4> = |a, b| S::select(S::eq(a, b), S::splat(1.0), S::zero());

@@ -25,6 +25,9 @@ fn unary(u: Unary, x: f64) -> f64 {
         Unary::Relu => x.max(0.0),
         Unary::Floor => x.floor(),
         Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::Atan => x.atan(),
+        Unary::Round => x.round_ties_even(),
     }
 }
 
@@ -39,6 +42,7 @@ fn binary(op: Binary, a: f64, b: f64) -> f64 {
         Binary::Max => a.max(b),
         Binary::Min => a.min(b),
         Binary::Pow => a.powf(b),
+        Binary::Rem => a % b,
         Binary::Gt => f64::from(u8::from(a > b)),
         Binary::Ge => f64::from(u8::from(a >= b)),
         Binary::Eq => f64::from(u8::from(a == b)),

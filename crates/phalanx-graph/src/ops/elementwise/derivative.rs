@@ -36,7 +36,7 @@ fn slope(u: Unary, g: &mut Graph, x: NodeId, y: NodeId) -> Result<Slope> {
         Unary::Neg => return Ok(Slope::MinusOne),
         // sign(x)
         Unary::Abs => g.unary(Unary::Sign, x)?,
-        Unary::Sign | Unary::Floor => return Ok(Slope::Zero),
+        Unary::Sign | Unary::Floor | Unary::Round => return Ok(Slope::Zero),
         // -y²
         Unary::Recip => return Ok(Slope::MinusTimes(g.unary(Unary::Square, y)?)),
         // 2x
@@ -82,10 +82,14 @@ fn slope(u: Unary, g: &mut Graph, x: NodeId, y: NodeId) -> Result<Slope> {
             let t = g.sub(one, y)?;
             g.mul(y, t)?
         }
-        // cos x = sin(x + π/2)
-        Unary::Sin => {
-            let t = g.offset(x, std::f64::consts::FRAC_PI_2)?;
-            g.unary(Unary::Sin, t)?
+        // cos x
+        Unary::Sin => g.unary(Unary::Cos, x)?,
+        // -sin x
+        Unary::Cos => return Ok(Slope::MinusTimes(g.unary(Unary::Sin, x)?)),
+        // 1 / (1 + x²)
+        Unary::Atan => {
+            let x2 = g.unary(Unary::Square, x)?;
+            return Ok(Slope::Over(g.offset(x2, 1.0)?));
         }
         // 2/√π · e^(-x²)
         Unary::Erf => {
@@ -109,7 +113,7 @@ pub fn binary_derivative(op: Binary, g: &mut Graph, b: &Backward<'_>) -> Cotange
     let mut out = vec![None, None];
     if b.wanted[0] {
         let dl = match op {
-            Binary::Add | Binary::Sub => dy,
+            Binary::Add | Binary::Sub | Binary::Rem => dy,
             Binary::Mul => g.mul(dy, r)?,
             Binary::Div => g.div(dy, r)?,
             // A tie gives half to each side, as in other frameworks.
@@ -139,6 +143,12 @@ pub fn binary_derivative(op: Binary, g: &mut Graph, b: &Backward<'_>) -> Cotange
                 g.neg(t)?
             }
             Binary::Max | Binary::Min => tie_weighted(op, g, r, l, dy)?,
+            // -trunc(a / b), from y = a - b · trunc(a / b)
+            Binary::Rem => {
+                let t = g.sub(y, l)?;
+                let t = g.div(t, r)?;
+                g.mul(dy, t)?
+            }
             // ln a · y
             Binary::Pow => {
                 let ln = g.unary(Unary::Log, l)?;

@@ -52,8 +52,8 @@ fn join_spaces(op: &str, a: &Type, b: &Type) -> Result<Space> {
     use Space::*;
     match (a.space, b.space) {
         (Partial, Partial) if op == "add" || op == "sub" => Ok(Partial),
-        (Partial, Mirrored) if op == "mul" || op == "div" => Ok(Partial),
-        (Mirrored, Partial) if op == "mul" => Ok(Partial),
+        (Partial, Mirrored | Device) if op == "mul" || op == "div" => Ok(Partial),
+        (Mirrored | Device, Partial) if op == "mul" => Ok(Partial),
         (Partial, _) => Err(operand(op, "a value already reduced", a)),
         (_, Partial) => Err(operand(op, "a value already reduced", b)),
         (Rows, _) | (_, Rows) => Ok(Rows),

@@ -48,6 +48,12 @@ pub enum Unary {
     Floor,
     /// `sin x`
     Sin,
+    /// `cos x`
+    Cos,
+    /// The angle between -π/2 and π/2 whose tangent is `x`
+    Atan,
+    /// The nearest integer, the even one if two are equally near
+    Round,
 }
 
 /// Binary functions.
@@ -67,6 +73,8 @@ pub enum Binary {
     Min,
     /// `aᵇ`
     Pow,
+    /// The remainder of `a / b` rounded towards zero, with the sign of `a`
+    Rem,
     /// 1 where `a > b`, else 0
     Gt,
     /// 1 where `a >= b`, else 0
@@ -77,7 +85,7 @@ pub enum Binary {
 
 impl Unary {
     /// All variants.
-    pub const ALL: [Unary; 17] = [
+    pub const ALL: [Unary; 20] = [
         Unary::Neg,
         Unary::Abs,
         Unary::Sign,
@@ -95,6 +103,9 @@ impl Unary {
         Unary::Relu,
         Unary::Floor,
         Unary::Sin,
+        Unary::Cos,
+        Unary::Atan,
+        Unary::Round,
     ];
 
     /// Name in programs.
@@ -117,13 +128,16 @@ impl Unary {
             Unary::Relu => "relu",
             Unary::Floor => "floor",
             Unary::Sin => "sin",
+            Unary::Cos => "cos",
+            Unary::Atan => "atan",
+            Unary::Round => "round",
         }
     }
 }
 
 impl Binary {
     /// All variants.
-    pub const ALL: [Binary; 10] = [
+    pub const ALL: [Binary; 11] = [
         Binary::Add,
         Binary::Sub,
         Binary::Mul,
@@ -131,6 +145,7 @@ impl Binary {
         Binary::Max,
         Binary::Min,
         Binary::Pow,
+        Binary::Rem,
         Binary::Gt,
         Binary::Ge,
         Binary::Eq,
@@ -146,6 +161,7 @@ impl Binary {
             Binary::Max => "max",
             Binary::Min => "min",
             Binary::Pow => "pow",
+            Binary::Rem => "rem",
             Binary::Gt => "gt",
             Binary::Ge => "ge",
             Binary::Eq => "eq",

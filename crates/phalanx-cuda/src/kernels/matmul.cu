@@ -1,0 +1,16 @@
+// Products of two values with any strides: for those that the vendor's library does not support.
+
+// Loops of sizes `N` are the elements of the result, with strides `A`, `B` and `C` in the operands and
+// the result; loops of sizes `K` are summed over, with strides `S` and `T`.
+template <typename X, typename W, typename Y, typename I, typename N, typename A, typename B, typename C,
+          typename K, typename S, typename T>
+__global__ void matmul(const X* x, const W* w, Y* y, i64 n, i64 depth) {
+    EACH(i, n) {
+        const X* left = x + distance((I)i, N(), A());
+        const W* right = w + distance((I)i, N(), B());
+        double sum = 0;
+        for (i64 k = 0; k < depth; k++)
+            sum += (double)ld(left + distance((I)k, K(), S())) * (double)ld(right + distance((I)k, K(), T()));
+        st(y + distance((I)i, N(), C()), (float)sum);
+    }
+}

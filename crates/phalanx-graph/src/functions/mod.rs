@@ -1,0 +1,5 @@
+//! Functions that are composed of ops. Layers and loaded models share them.
+
+pub mod index;
+pub mod layout;
+pub mod math;
