@@ -45,7 +45,7 @@ def add_case(fixture, name, model, inputs):
     tensors |= {f"output/{i}": y for i, y in enumerate(outputs)}
     tensors |= {f"target/{i}": y for i, y in enumerate(targets)}
 
-    model.compile(optimizer=keras.optimizers.SGD(RATE), loss=["mse"] * len(outputs), jit_compile=False)
+    model.compile(optimizer=keras.optimizers.SGD(RATE), loss=["mse"] * len(outputs), run_eagerly=True)
     losses = []
     packed = targets if len(targets) > 1 else targets[0]
     for _ in range(STEPS):
