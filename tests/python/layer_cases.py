@@ -342,6 +342,14 @@ def sequences():
     yield case("rnn", L.RNN, steps, cell=L.GRUCell(3))
     yield case("bidirectional", L.Bidirectional, steps, layer=L.LSTM(2))
     yield case("time_distributed", L.TimeDistributed, steps, layer=L.Dense(2))
+    yield case("attention", L.Attention, [(3, 4, 5), (3, 6, 5)])
+    yield case("attention_scale", L.Attention, [(3, 4, 5), (3, 6, 2), (3, 6, 5)], use_scale=True)
+    yield case("attention_concat", L.Attention, [(3, 4, 5), (3, 6, 5)], score_mode="concat", use_scale=True)
+    yield case("additive_attention", L.AdditiveAttention, [(3, 4, 5), (3, 6, 5)])
+    yield case("einsum_dense", L.EinsumDense, (3, 4, 5), equation="abc,cd->abd", output_shape=(None, 6), bias_axes="d")
+    yield case("einsum_dense_heads", L.EinsumDense, (3, 4, 5), equation="abc,cde->abde", output_shape=(4, 2, 3), bias_axes="de", activation="relu")
+    yield case("einsum_dense_ellipsis", L.EinsumDense, (3, 2, 4, 5), equation="...x,xy->...y", output_shape=4, bias_axes="y")
+    yield case("einsum_dense_outer_axis", L.EinsumDense, (3, 4, 5), equation="abc,bd->adc", output_shape=(6, None))
 
 
 def all_cases():

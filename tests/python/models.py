@@ -6,6 +6,7 @@ three steps of SGD on the mean squared error of every output.
 
 import os
 
+import attention_cases  # registers its cases
 import keras
 import numpy as np
 from common import FIXTURES, Fixture, normal, rng_for

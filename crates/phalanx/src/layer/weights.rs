@@ -22,6 +22,8 @@ pub struct WeightSpec {
     pub dims: Vec<usize>,
     /// Initializer of the values.
     pub initializer: Initializer,
+    /// The shape that the initializer sees, if it is not `dims`: a kernel of several input and output axes starts as a matrix.
+    pub initial_dims: Option<Vec<usize>>,
     /// Elements that start at one instead, such as the bias of an LSTM's forget gate.
     pub ones: Option<Range<usize>>,
     /// Penalty on the values, if any.
@@ -40,6 +42,7 @@ impl WeightSpec {
             sublayer: String::new(),
             dims: dims.to_vec(),
             initializer,
+            initial_dims: None,
             ones: None,
             regularizer: None,
             constraint: None,
@@ -49,7 +52,8 @@ impl WeightSpec {
 
     /// Draws the first values.
     pub(crate) fn sample(&self, rng: &mut Stream) -> Vec<f32> {
-        let mut values = self.initializer.sample(&self.dims, rng);
+        let dims = self.initial_dims.as_ref().unwrap_or(&self.dims);
+        let mut values = self.initializer.sample(dims, rng);
         if let Some(ones) = self.ones.clone().and_then(|ones| values.get_mut(ones)) {
             ones.fill(1.0);
         }

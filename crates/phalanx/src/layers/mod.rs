@@ -6,6 +6,7 @@
 mod activation;
 mod adaptive_pooling;
 mod advanced_activations;
+mod attention;
 mod batch_normalization;
 mod concatenate;
 mod conv;
@@ -42,6 +43,7 @@ mod up_sampling;
 mod window;
 mod zero_padding;
 
+pub use attention::ScoreMode;
 pub use image_preprocessing::{Factor, FlipMode, Resampling};
 pub use numbers::Numbers;
 pub use rnn::bidirectional::MergeMode;
@@ -70,6 +72,12 @@ registry! {
         AdaptiveMaxPooling3D required ["output_size"],
     }
     advanced_activations { ELU, LeakyReLU, PReLU, ReLU, Softmax }
+    attention::dot_attention { AdditiveAttention, Attention }
+    attention::einsum_dense { EinsumDense required ["equation", "output_shape"] }
+    attention::grouped_query_attention {
+        GroupQueryAttention required ["head_dim", "num_query_heads", "num_key_value_heads"],
+    }
+    attention::multi_head_attention { MultiHeadAttention required ["num_heads", "key_dim"] }
     batch_normalization { BatchNormalization }
     concatenate { Concatenate }
     conv {
