@@ -4,6 +4,8 @@ A case is (name, layer class, keyword arguments, input shapes, options).  Shapes
 """
 
 from keras import layers as L
+from keras.src.applications.convnext import LayerScale, StochasticDepth
+from keras.src.applications.inception_resnet_v2 import CustomScaleLayer
 
 IMAGE = (3, 7, 6, 4)
 SEQUENCE = (3, 9, 4)
@@ -14,7 +16,7 @@ ACTIVATIONS = (
 ).split()
 
 
-def case(name, layer, shapes, training=False, **kwargs):
+def case(name, layer, shapes, training=False, /, **kwargs):
     shapes = shapes if isinstance(shapes, list) else [shapes]
     return dict(name=name, layer=layer, shapes=shapes, training=training, kwargs=kwargs)
 
@@ -342,6 +344,9 @@ def sequences():
     yield case("rnn", L.RNN, steps, cell=L.GRUCell(3))
     yield case("bidirectional", L.Bidirectional, steps, layer=L.LSTM(2))
     yield case("time_distributed", L.TimeDistributed, steps, layer=L.Dense(2))
+    yield case("layer_scale", LayerScale, IMAGE, init_values=0.5, projection_dim=4)
+    yield case("stochastic_depth", StochasticDepth, IMAGE, drop_path_rate=0.3)
+    yield case("custom_scale", CustomScaleLayer, [IMAGE, IMAGE], scale=0.3)
     yield case("attention", L.Attention, [(3, 4, 5), (3, 6, 5)])
     yield case("attention_scale", L.Attention, [(3, 4, 5), (3, 6, 2), (3, 6, 5)], use_scale=True)
     yield case("attention_concat", L.Attention, [(3, 4, 5), (3, 6, 5)], score_mode="concat", use_scale=True)

@@ -130,3 +130,17 @@ def deep_masked_sequence(rng):
     y = L.Bidirectional(L.LSTM(4, return_sequences=True))(y)
     y = L.Bidirectional(L.LSTM(3))(y)
     return keras.Model(x, L.Dense(2, activation="sigmoid")(y)), words(rng, (6, 7))
+
+
+@case
+def open_sequence(rng):
+    x = keras.Input((None,), dtype="int32")
+    y = L.Bidirectional(L.GRU(3, return_sequences=True))(L.Embedding(9, 4, mask_zero=True)(x))
+    return keras.Model(x, L.Dense(2)(y)), words(rng, (5, 6))
+
+
+@case
+def open_image(rng):
+    body = keras.Sequential([keras.Input((None, None, 2)), L.Conv2D(3, 3, activation="relu"), L.MaxPooling2D()], name="body")
+    x = keras.Input((None, None, 2))
+    return keras.Model(x, L.Dense(2)(L.GlobalAveragePooling2D()(body(x)))), normal(rng, 3, 9, 7, 2)

@@ -6,6 +6,7 @@
 mod activation;
 mod adaptive_pooling;
 mod advanced_activations;
+mod applications;
 mod attention;
 mod batch_normalization;
 mod concatenate;
@@ -72,6 +73,11 @@ registry! {
         AdaptiveMaxPooling3D required ["output_size"],
     }
     advanced_activations { ELU, LeakyReLU, PReLU, ReLU, Softmax }
+    applications {
+        CustomScaleLayer required ["scale"],
+        LayerScale required ["init_values", "projection_dim"],
+        StochasticDepth required ["drop_path_rate"],
+    }
     attention::dot_attention { AdditiveAttention, Attention }
     attention::einsum_dense { EinsumDense required ["equation", "output_shape"] }
     attention::grouped_query_attention {

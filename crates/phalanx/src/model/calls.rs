@@ -124,6 +124,41 @@ fn calls(def: &Definition, name: &str, map: &dyn Fn(&Symbol) -> Symbol) -> Optio
     found
 }
 
+impl Definition {
+    /// Returns the same model on inputs of these shapes, without the batch. Only sizes that its file leaves open may
+    /// differ. The layers and their weights are shared.
+    ///
+    /// # Errors
+    /// Shapes that do not fit, or layers that refuse the sizes.
+    pub(crate) fn with_input_shapes(&self, shapes: &[Vec<usize>]) -> Result<Definition> {
+        let owner = format!("model '{}'", self.name);
+        if shapes.len() != self.inputs.len() {
+            let expected = format!("{}, one per input", self.inputs.len());
+            return Err(Error::argument(owner, "input shapes", expected, shapes.len()));
+        }
+        let mut symbols = vec![];
+        for (i, shape) in shapes.iter().enumerate() {
+            let mut input = self.input(i).clone();
+            let fits = |axis: usize| shape[axis] == input.dims[axis] || input.is_open(axis);
+            if shape.len() != input.dims.len() || !(0..shape.len()).all(fits) {
+                let received = format!("{shape:?}");
+                return Err(Error::argument(owner, "input shape", input.shape_text(), received));
+            }
+            input.dims.clone_from(shape);
+            input.open.given = true;
+            input.name = Some(self.input_name(i));
+            symbols.push(input.symbol());
+        }
+        let inlined = inline(self, &symbols);
+        let outputs = self.outputs.iter().map(|s| inlined_symbol(&inlined, s)).collect();
+        let mut def = Definition::new(&self.name, self.kind, symbols, outputs)?;
+        def.input_structure.clone_from(&self.input_structure);
+        def.output_structure.clone_from(&self.output_structure);
+        def.notes().clone_from(&self.notes());
+        Ok(def)
+    }
+}
+
 /// Repeats a nested model's calls on the inputs the model was applied to, keyed by sequence number.
 fn inline(def: &Definition, inputs: &[Symbol]) -> HashMap<u64, Symbol> {
     let mut inlined: HashMap<u64, Symbol> = HashMap::new();

@@ -184,6 +184,7 @@ impl Model {
         let session = match &mut *session {
             Some(session) => session,
             none => {
+                self.check_sizes()?;
                 self.initialize(0)?;
                 none.insert(Session::inference(self, MirroredStrategy::new().into())?)
             }

@@ -31,7 +31,7 @@ pub use session::StepKind;
 pub use source::{IntoDataset, Source};
 pub(crate) use summary::thousands;
 pub use summary::{Row, Summary};
-pub use symbol::{Apply, Input, Symbol, Symbols};
+pub use symbol::{Apply, Input, OpenAxes, Symbol, Symbols};
 pub use training::{Interrupt, OnNan};
 
 use crate::error::{Error, Result};
@@ -160,6 +160,15 @@ impl Model {
         (0..self.def.inputs.len()).map(|i| self.def.input(i).dims.clone()).collect()
     }
 
+    /// Returns whether the file of the model leaves sizes of its inputs open that were not given when it was loaded. Such a
+    /// model has to be loaded again with [`Load::input_shapes`](crate::saving::Load::input_shapes) to predict or train.
+    pub fn has_open_sizes(&self) -> bool {
+        (0..self.def.inputs.len()).any(|i| {
+            let open = &self.def.input(i).open;
+            !open.axes.is_empty() && !open.given
+        })
+    }
+
     /// Returns the element type of each input.
     pub fn input_dtypes(&self) -> Vec<DType> {
         self.def.input_dtypes()
@@ -219,6 +228,22 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Fails if sizes of the inputs are open.
+    pub(crate) fn check_sizes(&self) -> Result<()> {
+        if !self.has_open_sizes() {
+            return Ok(());
+        }
+        let shapes = (0..self.def.inputs.len()).map(|i| self.def.input(i).shape_text());
+        let shapes: Vec<String> = shapes.collect();
+        let expected = "known sizes (load it with Load::input_shapes)";
+        Err(Error::argument(
+            format!("model '{}'", self.name()),
+            "inputs",
+            expected,
+            shapes.join(", "),
+        ))
     }
 
     /// Fails if `copies` copies of the weights exceed the machine's memory.

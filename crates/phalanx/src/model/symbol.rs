@@ -19,12 +19,24 @@ pub struct Input {
     pub dtype: DType,
     /// The name set by the user, if any.
     pub name: Option<String>,
+    /// The axes whose size a file leaves open.
+    pub open: OpenAxes,
+}
+
+/// The axes of an input whose size a file leaves open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenAxes {
+    /// The axes of a sample.
+    pub axes: Vec<usize>,
+    /// Whether the sizes of the input were given when the model was loaded. Otherwise they are stand-ins, from which
+    /// only the weights follow.
+    pub given: bool,
 }
 
 impl Input {
     /// Creates a float input of the given shape, without the batch dimension.
     pub fn new(dims: impl Into<Vec<usize>>) -> Input {
-        Input { dims: dims.into(), dtype: DType::F32, name: None }
+        Input { dims: dims.into(), dtype: DType::F32, name: None, open: OpenAxes::default() }
     }
 
     /// Makes the elements integers, for embeddings.
@@ -37,6 +49,22 @@ impl Input {
     pub fn named(mut self, name: &str) -> Input {
         self.name = Some(name.into());
         self
+    }
+
+    /// The shape with its batch, as Keras prints it; sizes that are still open are `None`.
+    pub(crate) fn shape_text(&self) -> String {
+        let size = |(axis, size): (usize, &usize)| match self.is_open(axis) && !self.open.given {
+            true => "None".to_string(),
+            false => size.to_string(),
+        };
+        let sizes = self.dims.iter().enumerate().map(size);
+        let all: Vec<String> = std::iter::once("None".to_string()).chain(sizes).collect();
+        format!("({})", all.join(", "))
+    }
+
+    /// Whether a file leaves the size of an axis open.
+    pub(crate) fn is_open(&self, axis: usize) -> bool {
+        self.open.axes.contains(&axis)
     }
 
     /// Returns the type of its rows.

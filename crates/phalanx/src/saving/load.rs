@@ -63,11 +63,13 @@ pub struct Load {
     compile: bool,
     strategy: MultiWorkerMirroredStrategy,
     seed: u64,
+    input_shapes: Vec<Vec<usize>>,
 }
 
 impl Default for Load {
     fn default() -> Load {
-        Load { compile: true, strategy: MirroredStrategy::new().into(), seed: 0 }
+        let strategy = MirroredStrategy::new().into();
+        Load { compile: true, strategy, seed: 0, input_shapes: vec![] }
     }
 }
 
@@ -95,6 +97,25 @@ impl Load {
         self
     }
 
+    /// Sets the shapes of the inputs, without the batch, for a file that leaves sizes open, such as `(None, None, 3)`.
+    pub fn input_shapes<S: Into<Vec<usize>>>(
+        mut self,
+        shapes: impl IntoIterator<Item = S>,
+    ) -> Load {
+        self.input_shapes = shapes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// The structure of a model, with the shapes of its inputs.
+    fn structure(&self, path: &Path, config: &Value) -> Result<Model> {
+        let model = structure(path, config)?;
+        if self.input_shapes.is_empty() {
+            return Ok(model);
+        }
+        let def = model.definition().with_input_shapes(&self.input_shapes);
+        def.map(Model::of).map_err(|error| with_path(path, error))
+    }
+
     /// Loads a model from a `.keras`, `.h5` or `.safetensors` file.
     ///
     /// # Errors
@@ -104,7 +125,7 @@ impl Load {
         let format = Format::of(path)?;
         if format == Format::SafeTensors {
             let config = stored_config(path)?;
-            let mut model = structure(path, &config)?;
+            let mut model = self.structure(path, &config)?;
             set_metadata(&model, safetensors::open(path)?.notes());
             model.load_weights(path)?;
             self.compile_model(path, &mut model, &config, None)?;
@@ -112,7 +133,7 @@ impl Load {
         }
         let stored = open_stored(path, format)?;
         let config = stored.config.as_ref().ok_or_else(|| weights_only(path))?;
-        let mut model = structure(path, config)?;
+        let mut model = self.structure(path, config)?;
         set_metadata(&model, keras::user_metadata(&stored));
         stored.set_weights(path, &mut model)?;
         let variables = if self.compile { stored.variables(path)? } else { None };

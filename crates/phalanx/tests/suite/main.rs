@@ -12,6 +12,7 @@ mod files;
 mod image_layers;
 mod keras_files;
 mod keras_models;
+mod keras_names;
 mod keras_networks;
 mod layers;
 mod loss_scale;

@@ -61,6 +61,16 @@ fn shape(dims: &[usize]) -> Value {
     std::iter::once(Value::Null).chain(axes).collect()
 }
 
+/// The shape of an input, in which open sizes are null.
+fn input_shape(input: &Input) -> Value {
+    let size = |(axis, d): (usize, &usize)| match input.is_open(axis) {
+        true => Value::Null,
+        false => Value::from(*d),
+    };
+    let axes = input.dims.iter().enumerate().map(size);
+    std::iter::once(Value::Null).chain(axes).collect()
+}
+
 struct Writer {
     style: Style,
     shared: HashMap<*const (), usize>,
@@ -85,7 +95,7 @@ impl Writer {
     }
 
     fn sequential(&self, def: &Definition) -> Map<String, Value> {
-        let input = shape(&def.input(0).dims);
+        let input = input_shape(def.input(0));
         let layers: Vec<Value> =
             def.members.iter().map(|m| self.callee(&m.name, &m.callee).into()).collect();
         let config = json!({
@@ -165,7 +175,7 @@ impl Writer {
     }
 
     fn input(&self, name: &str, input: &Input) -> Map<String, Value> {
-        let config = json!({ "batch_shape": shape(&input.dims), "dtype": dtype(input.dtype),
+        let config = json!({ "batch_shape": input_shape(input), "dtype": dtype(input.dtype),
                              "sparse": false, "name": name });
         self.object("keras.layers", "InputLayer", config)
     }
@@ -186,7 +196,11 @@ impl Writer {
             config.insert("trainable".into(), layer.trainable().into());
             config.insert("dtype".into(), dtype_policy());
         }
-        let mut object = self.object(layer.layer().module(), class, config.into());
+        let module = layer.layer().module();
+        let mut object = self.object(module, class, config.into());
+        if self.style == Style::Version3 && module != "keras.layers" {
+            object.insert("registered_name".into(), class.into());
+        }
         if let Some(number) = self.shared.get(&identity(layer)) {
             object.insert("shared_object_id".into(), (*number).into());
         }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
 use crate::layers::nested::policy_name;
-use crate::model::{Callee, Definition, Input, ModelKind, Symbol};
+use crate::model::{Callee, Definition, Input, ModelKind, OpenAxes, Symbol};
 use crate::ops;
 use phalanx_graph::{DType, text};
 use serde_json::{Map, Value};
@@ -257,22 +257,34 @@ fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee
     }
     let of_first = list[0].get("config").and_then(|config| config.get("batch_input_shape"));
     let shape = of_first.or(object.config.get("build_input_shape")).unwrap_or(&Value::Null);
-    Ok(Input::new(sample_shape(owner, shape)?))
+    input_of_shape(owner, shape)
 }
 
-/// The dimensions of a sample, from a shape with an open batch dimension.
-fn sample_shape(owner: &str, shape: &Value) -> Result<Vec<usize>> {
+/// The size that stands for an open one. Only the weights follow from it, so any size that the layers accept will do.
+const STAND_IN: usize = 256;
+
+/// An input from a shape with an open batch dimension. Other sizes that are null stay open.
+fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let wrong = || {
-        let expected = "[null, ..] with every size but the batch given";
+        let expected = "[null, ..] with the sizes of a sample";
         Error::argument(owner, "input shape", expected, brief(shape))
     };
-    match shape.as_array().map(Vec::as_slice) {
-        Some([Value::Null, sizes @ ..]) => {
-            let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
-            sizes.iter().map(size).collect::<Option<_>>().ok_or_else(wrong)
-        }
-        _ => Err(wrong()),
+    let Some([Value::Null, sizes @ ..]) = shape.as_array().map(Vec::as_slice) else {
+        return Err(wrong());
+    };
+    let (mut dims, mut axes) = (vec![], vec![]);
+    for (axis, size) in sizes.iter().enumerate() {
+        dims.push(match size {
+            Value::Null => {
+                axes.push(axis);
+                STAND_IN
+            }
+            size => size.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)?,
+        });
     }
+    let mut input = Input::new(dims);
+    input.open = OpenAxes { axes, given: false };
+    Ok(input)
 }
 
 fn input(object: &Object<'_>) -> Result<Input> {
@@ -285,7 +297,7 @@ fn input(object: &Object<'_>) -> Result<Input> {
     }
     let null = Value::Null;
     let shape = object.config.get("batch_shape").or(object.config.get("batch_input_shape"));
-    let mut input = Input::new(sample_shape(&owner, shape.unwrap_or(&null))?).named(name);
+    let mut input = input_of_shape(&owner, shape.unwrap_or(&null))?.named(name);
     input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy_name) {
         Some("float32") => DType::F32,
         Some("int32" | "int64" | "int16" | "int8" | "uint8" | "uint16" | "uint32") => DType::I32,

@@ -1,0 +1,135 @@
+//! `docs/keras.md`: every name that Keras exports, with "yes" or the reason for "no". The page is made of
+//! `tests/fixtures/names.json` and the registries; `UPDATE_DOCS=1` writes it again.
+
+use phalanx::activations::ActivationFn;
+use phalanx::by_name::Named;
+use phalanx::initializers::Initializer;
+use phalanx::{layers, losses, metrics, ops, optimizers};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+const HEAD: &str = "# What of Keras there is
+
+Every name that Keras exports, and whether Phalanx has it: in Rust, in `.keras` files or both. A class of a file that says
+\"no\" here is refused with an error that names it. The page is made of Keras' own list of names
+(`tests/python/names.py`) and of the registries of Phalanx; a test keeps it true.
+";
+
+/// Reasons for names that are refused on purpose. Others are not there yet.
+const REASONS: &[(&str, &str)] = &[
+    ("layers.Lambda", "holds Python code"),
+    ("layers.TFSMLayer", "holds a TensorFlow program"),
+    ("layers.JaxLayer", "holds Python code"),
+    ("layers.FlaxLayer", "holds Python code"),
+    ("layers.TorchModuleWrapper", "holds Python code"),
+    ("layers.Layer", "the base class"),
+    ("layers.Wrapper", "the base class"),
+    ("layers.InputLayer", "yes"),
+    ("losses.Loss", "the base class"),
+    ("metrics.Metric", "the base class"),
+    ("optimizers.Optimizer", "the base class"),
+    ("initializers.Initializer", "the base class"),
+    ("callbacks.Callback", "the base class; in Rust a trait"),
+    ("callbacks.History", "yes"),
+    ("callbacks.ProgbarLogger", "yes"),
+    ("callbacks.EarlyStopping", "yes"),
+    ("callbacks.ModelCheckpoint", "yes"),
+    ("callbacks.ReduceLROnPlateau", "yes"),
+    ("callbacks.CSVLogger", "yes"),
+    ("callbacks.TensorBoard", "yes"),
+    ("callbacks.BackupAndRestore", "yes"),
+    ("callbacks.TerminateOnNaN", "a run stops at a NaN loss by itself"),
+    ("callbacks.LambdaCallback", "holds Python code; in Rust implement `Callback`"),
+    ("layers.LSTMCell", "yes, inside `RNN`"),
+    ("layers.GRUCell", "yes, inside `RNN`"),
+    ("layers.SimpleRNNCell", "yes, inside `RNN`"),
+    ("layers.StackedRNNCells", "yes, inside `RNN`"),
+    ("ops.core.Map", "holds Python code"),
+    ("ops.core.Scan", "holds Python code"),
+    ("ops.core.AssociativeScan", "holds Python code"),
+    ("ops.core.Switch", "holds Python code"),
+    ("ops.core.WhileLoop", "holds Python code"),
+    ("ops.core.ForiLoop", "holds Python code"),
+    ("ops.core.Cond", "holds Python code"),
+    ("ops.core.VectorizedMap", "holds Python code"),
+    ("ops.numpy.Nonzero", "its shape depends on the data"),
+    ("ops.numpy.Unique", "its shape depends on the data"),
+    ("ops.linalg.JVP", "holds Python code"),
+];
+
+/// The names that Phalanx knows, as `family.name`.
+fn known() -> Vec<String> {
+    let list = |family: &str, names: Vec<&'static str>| -> Vec<String> {
+        names.into_iter().map(|name| format!("{family}.{name}")).collect()
+    };
+    let plain = |name: &&&str| name.replace('_', "").to_lowercase();
+    let initializers: Vec<String> = Initializer::NAMES.iter().map(|n| plain(&n)).collect();
+    let ops = ops::class_names().into_iter().map(|(module, class)| format!("ops.{module}.{class}"));
+    [
+        list("layers", layers::class_names()),
+        list("losses", losses::class_names()),
+        list("metrics", metrics::class_names()),
+        list("optimizers", optimizers::class_names()),
+        list("activations", ActivationFn::NAMES.to_vec()),
+        initializers.into_iter().map(|name| format!("initializers.{name}")).collect(),
+        ops.collect(),
+    ]
+    .concat()
+}
+
+fn page() -> String {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let names = std::fs::read_to_string(root.join("tests/fixtures/names.json")).unwrap();
+    let names: BTreeMap<String, Value> = serde_json::from_str(&names).unwrap();
+    let known = known();
+    let mut page = HEAD.to_string();
+    let families = [
+        "layers",
+        "losses",
+        "metrics",
+        "optimizers",
+        "activations",
+        "initializers",
+        "callbacks",
+        "ops",
+    ];
+    for family in families {
+        let list: Vec<&str> =
+            names[family].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
+        let answer = |name: &str| {
+            let full = format!("{family}.{name}");
+            let plain = format!("{family}.{}", name.replace('_', "").to_lowercase());
+            let given = REASONS.iter().find(|(known, _)| *known == full).map(|(_, reason)| *reason);
+            match known.contains(&full) || (family == "initializers" && known.contains(&plain)) {
+                true => "yes".to_string(),
+                false => match given {
+                    Some(yes) if yes.starts_with("yes") => yes.to_string(),
+                    Some(reason) => format!("no: {reason}"),
+                    None => "no: not yet".into(),
+                },
+            }
+        };
+        let yes = list.iter().filter(|name| answer(name).starts_with("yes")).count();
+        let version = names["keras"].as_str().unwrap();
+        page += &format!(
+            "\n## `keras.{family}`\n\n{yes} of {} names of Keras {version}.\n\n",
+            list.len()
+        );
+        page += "| name | |\n|---|---|\n";
+        for name in list {
+            page += &format!("| `{name}` | {} |\n", answer(name));
+        }
+    }
+    page
+}
+
+#[test]
+fn the_page_of_names_is_true() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/keras.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, page()).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == page(), "docs/keras.md is out of date: run this test with UPDATE_DOCS=1");
+}
