@@ -39,10 +39,9 @@ mod up_sampling;
 mod window;
 mod zero_padding;
 
-pub use image_preprocessing::{Factor, FlipMode, Resampling};
+pub use image_preprocessing::{Factor, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
 pub use spatial::{ImageDataFormat, Padding, Pair, Sides, Sizes};
-pub use up_sampling::Interpolation;
 
 use crate::error::{Error, Result};
 use crate::layer::Layer;
