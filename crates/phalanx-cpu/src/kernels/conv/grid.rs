@@ -157,10 +157,8 @@ impl Grid {
             return if z.offset == 0 { Some(slice) } else { None };
         }
         let (image, z_point) = (slice / z.points, slice % z.points);
-        match z.source(z_point, i) {
-            Some(source) => Some(image * z.source_size + source),
-            None => None,
-        }
+        let source = z.source(z_point, i)?;
+        Some(image * z.source_size + source)
     }
 
     /// The source pixel of a point's tap that is inside the image, in the source slice `slice`.
