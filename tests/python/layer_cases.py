@@ -137,12 +137,18 @@ def conv_transpose():
                     f"{name}_{padding}_output_padding{extra}", layer, shape, filters=3, kernel_size=3, strides=2,
                     padding=padding, output_padding=extra,
                 )
-            yield case(f"{name}_{padding}_dilation", layer, shape, filters=3, kernel_size=2, dilation_rate=2, padding=padding)
-    yield case("conv2d_transpose_uneven", L.Conv2DTranspose, (2, 3, 4, 2), filters=3, kernel_size=(2, 5), strides=(3, 1), padding="same")
-    yield case("conv2d_transpose_wide", L.Conv2DTranspose, (2, 4, 4, 16), filters=24, kernel_size=3, strides=2, padding="same", activation="relu")
-    yield case("conv2d_transpose_no_bias", L.Conv2DTranspose, (2, 4, 4, 3), filters=2, kernel_size=4, use_bias=False)
+            yield case(
+                f"{name}_{padding}_dilation", layer, shape, filters=3, kernel_size=2, dilation_rate=2, padding=padding
+            )
+    t = L.Conv2DTranspose
+    yield case("conv2d_transpose_uneven", t, (2, 3, 4, 2), filters=3, kernel_size=(2, 5), strides=(3, 1), padding="same")
     yield case(
-        "conv2d_transpose_channels_first", L.Conv2DTranspose, (2, 3, 4, 5), filters=4, kernel_size=3, strides=2,
+        "conv2d_transpose_wide", t, (2, 4, 4, 16), filters=24, kernel_size=3, strides=2, padding="same",
+        activation="relu",
+    )
+    yield case("conv2d_transpose_no_bias", t, (2, 4, 4, 3), filters=2, kernel_size=4, use_bias=False)
+    yield case(
+        "conv2d_transpose_channels_first", t, (2, 3, 4, 5), filters=4, kernel_size=3, strides=2,
         padding="same", data_format="channels_first",
     )
 
@@ -280,6 +286,8 @@ def shaping():
     yield case("up_sampling3d_1x2x3", L.UpSampling3D, VOLUME, size=(1, 2, 3))
     yield case("up_sampling3d_channels_first", L.UpSampling3D, VOLUME, data_format="channels_first")
     yield case("up_sampling_channels_first", L.UpSampling2D, IMAGE, size=(1, 2), data_format="channels_first")
+    for how in ("bicubic", "lanczos3", "lanczos5"):
+        yield case(f"up_sampling_{how}", L.UpSampling2D, (2, 4, 3, 2), size=(2, 3), interpolation=how)
     for how in ("nearest", "bilinear"):
         yield case(f"up_sampling_{how}", L.UpSampling2D, (3, 4, 3, 2), interpolation=how)
         yield case(f"up_sampling_{how}_3x2", L.UpSampling2D, (3, 3, 4, 2), size=(3, 2), interpolation=how)
@@ -358,5 +366,6 @@ def sequences():
 
 
 def all_cases():
-    for group in (dense, conv, conv_ranks, conv_transpose, pooling, pooling_ranks, normalization, shaping, activation, merging, preprocessing, sequences):
+    windows = (conv, conv_ranks, conv_transpose, pooling, pooling_ranks)
+    for group in (dense, *windows, normalization, shaping, activation, merging, preprocessing, sequences):
         yield from group()

@@ -3,6 +3,7 @@
 use crate::error::{GraphError, Result};
 use crate::types::{MAX_ELEMENTS, count};
 use std::fmt;
+use std::ops::Range;
 
 /// Padding mode of a window op, as in Keras.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,6 +91,21 @@ fn resolve(
         }
         Padding::Causal => Some((input.div_ceil(stride), span - 1)),
     }
+}
+
+/// The positions along an axis that the outputs `outputs` read, and the zeros before them.
+fn read_by(
+    outputs: Range<usize>,
+    input: usize,
+    [kernel, stride, dilation]: [usize; 3],
+    pad: usize,
+) -> (Range<usize>, usize) {
+    let span = (kernel - 1) * dilation + 1;
+    let first = outputs.start * stride;
+    let last = outputs.end.saturating_sub(1) * stride + span;
+    let start = first.saturating_sub(pad).min(input);
+    let end = last.saturating_sub(pad).clamp(start, input);
+    (start..end, pad.saturating_sub(first))
 }
 
 /// The geometry of a window op, without the number of rows. The layout is NHWC. A volume is stored as an image with
@@ -215,17 +231,21 @@ impl ConvGeom {
     }
 
     /// The geometry of images restricted to the output lines `lines`, and the first input line that they read.
-    pub fn lines(&self, lines: std::ops::Range<usize>) -> (ConvGeom, usize) {
-        let span = (self.kernel[0] - 1) * self.dilation[0] + 1;
-        let first = lines.start * self.stride[0];
-        let last = lines.end.saturating_sub(1) * self.stride[0] + span;
-        let start = first.saturating_sub(self.pad[0]).min(self.input[0]);
-        let end = last.saturating_sub(self.pad[0]).clamp(start, self.input[0]);
+    pub fn lines(&self, lines: Range<usize>) -> (ConvGeom, usize) {
+        let window = [self.kernel[0], self.stride[0], self.dilation[0]];
+        let (inputs, pad) = read_by(lines.clone(), self.input[0], window, self.pad[0]);
         let mut part = *self;
-        part.input[0] = end - start;
-        part.output[0] = lines.len();
-        part.pad[0] = self.pad[0].saturating_sub(first);
-        (part, start)
+        (part.input[0], part.output[0], part.pad[0]) = (inputs.len(), lines.len(), pad);
+        (part, inputs.start)
+    }
+
+    /// The geometry restricted to the output slices `slices`, and the first input slice that they read.
+    pub fn slices(&self, slices: Range<usize>) -> (ConvGeom, usize) {
+        let d = self.depth;
+        let window = [d.kernel, d.stride, d.dilation];
+        let (inputs, pad) = read_by(slices.clone(), d.input, window, d.pad);
+        let depth = Depth { input: inputs.len(), output: slices.len(), pad, ..d };
+        (ConvGeom { depth, ..*self }, inputs.start)
     }
 
     /// Multiply-adds per row of the forward pass.
@@ -324,6 +344,13 @@ mod tests {
             for start in 0..full.output[0] {
                 for end in start + 1..=full.output[0] {
                     let (part, first) = full.lines(start..end);
+                    // Slices are restricted in the same way.
+                    let sizes = [kernel, stride, dilation];
+                    let depth = Depth::new(height, sizes, padding).unwrap();
+                    let (slices, first_slice) = ConvGeom { depth, ..full }.slices(start..end);
+                    assert_eq!(first_slice, first);
+                    let Depth { input, output, pad, .. } = slices.depth;
+                    assert_eq!([input, output, pad], [part.input[0], part.output[0], part.pad[0]]);
                     for line in start..end {
                         for k in 0..kernel {
                             let shifted = tap(&part, line - start, k).map(|i| i + first);

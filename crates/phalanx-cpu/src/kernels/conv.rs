@@ -15,6 +15,7 @@
 //! a wider tensor. No function allocates, and each output is summed in one fixed
 //! order that does not depend on the number of rows.
 
+mod axis;
 mod depthwise;
 mod grad_kernel;
 mod grid;

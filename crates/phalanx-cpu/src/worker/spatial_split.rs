@@ -1,6 +1,6 @@
 //! Spatial splitting: if a device has fewer rows than workers, the workers split each instruction within the
-//! rows. Convolution of images and pooling are split by output lines, dense layers by columns, elementwise ops and batch
-//! normalisation by pixels. The first worker computes all other ops alone.
+//! rows. Convolution and pooling are split by output lines (of volumes: slices), dense layers by columns,
+//! elementwise ops and batch normalisation by pixels. The first worker computes all other ops alone.
 
 use super::WorkerCtx;
 use crate::compute;
@@ -28,6 +28,7 @@ pub(crate) fn scratch_len(program: &Program) -> usize {
         let tops = (1..=g.output[0]).map(|n| need(0..n)).max();
         tops.max((1..=g.output[0] - middle).map(|n| need(middle..middle + n)).max())
     };
+    // Slices of a volume need as much as the volume.
     let need = |i: &Instr| match i {
         Instr::Compute { op: Op::Conv(g, _), .. } if g.is_flat() => parts(g),
         _ => None,
@@ -39,7 +40,7 @@ pub(crate) fn scratch_len(program: &Program) -> usize {
 /// so the bits of the result do not depend on the split.
 const CONV3X3_LINE_GROUP: usize = 4;
 
-/// Consecutive output lines of one image.
+/// Consecutive output lines of one image, or slices of one volume.
 struct Lines {
     /// The geometry restricted to these lines.
     geom: ConvGeom,
@@ -56,9 +57,7 @@ struct Lines {
 /// no byte with an operand. Each worker has its own scratch memory.
 pub(super) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y: ValueId) {
     match op {
-        Op::Conv(geom, e) if ctx.value(y).ty.is_rows() && geom.is_flat() => {
-            conv_lines(ctx, geom, e, x, y);
-        }
+        Op::Conv(geom, e) if ctx.value(y).ty.is_rows() => conv_lines(ctx, geom, e, x, y),
         Op::Pool(kind, geom) => {
             for l in lines(ctx, geom) {
                 let windows = Windows { geom: &l.geom, rows: 1 };
@@ -92,8 +91,8 @@ fn conv_lines(ctx: &WorkerCtx<'_>, geom: &ConvGeom, e: &ops::Epilogue, x: &[Valu
     let method = compute::conv_method(ctx.program(), geom, conv::Pass::Forward);
     let (ldx, isa) = (ctx.value(x[0]).ld, ctx.run.isa);
     for l in lines(ctx, geom) {
-        let [height, width, channels] = l.geom.input;
-        let [out_height, out_width, filters] = l.geom.output;
+        let [height, width, channels] = l.geom.input_dims();
+        let [out_height, out_width, filters] = l.geom.output_dims();
         let conv = Conv { isa, method, geom: &l.geom, rows: 1 };
         // SAFETY: the operands are complete. The lines lie inside the result, and workers write disjoint
         // lines. Nothing else uses the scratch memory during this instruction.
@@ -135,11 +134,12 @@ fn dot_part(ctx: &WorkerCtx<'_>, e: &ops::Epilogue, x: &[ValueId], y: ValueId) {
     }
 }
 
-/// This worker's output lines, one item per image.
+/// This worker's output lines, one item per image; of volumes, its slices.
 fn lines(ctx: &WorkerCtx<'_>, geom: &ConvGeom) -> impl Iterator<Item = Lines> + use<> {
-    let (geom, height) = (*geom, geom.output[0]);
+    let (geom, flat) = (*geom, geom.is_flat());
+    let height = if flat { geom.output[0] } else { geom.depth.output };
     let conv3x3 = geom.kernel == [3, 3] && geom.stride == [1, 1];
-    let group = if conv3x3 { CONV3X3_LINE_GROUP } else { 1 };
+    let group = if conv3x3 && flat { CONV3X3_LINE_GROUP } else { 1 };
     let groups = height.div_ceil(group).max(1);
     let mine = ctx.my_range(ctx.rows.len() * groups);
     let images = mine.start / groups..mine.end.div_ceil(groups);
@@ -147,9 +147,16 @@ fn lines(ctx: &WorkerCtx<'_>, geom: &ConvGeom) -> impl Iterator<Item = Lines> + 
         let top = image * groups;
         let (start, end) = (mine.start.max(top) - top, mine.end.min(top + groups) - top);
         let lines = start * group..(end * group).min(height);
-        let (part, first) = geom.lines(lines.clone());
-        let from = (image * geom.input[0] + first) * geom.input[1];
-        let to = (image * height + lines.start) * geom.output[1];
-        Lines { geom: part, from, to }
+        let ([_, width, _], [_, out_width, _]) = (geom.input, geom.output);
+        if flat {
+            let (part, first) = geom.lines(lines.clone());
+            let from = (image * geom.input[0] + first) * width;
+            Lines { geom: part, from, to: (image * height + lines.start) * out_width }
+        } else {
+            let (part, first) = geom.slices(lines.clone());
+            let from = (image * geom.depth.input + first) * geom.input[0] * width;
+            let to = (image * height + lines.start) * geom.output[0] * out_width;
+            Lines { geom: part, from, to }
+        }
     })
 }

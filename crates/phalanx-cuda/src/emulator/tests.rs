@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::device::{GpuDevice, Plan};
+use crate::fallback;
 use crate::launch::{Arg, Block, Elem, Launch, Ptr, Source, Span, Word};
 use crate::work_item::{Batch, Conv, Gemm, Images, Matrix, Pass, Task, WorkItem};
-use phalanx_graph::{ConvGeom, Padding, Window};
+use phalanx_graph::{ConvGeom, Depth, Padding, Window};
 
 const BYTES: usize = 4096;
 const X: Ptr = Ptr { replica: 0, block: Block::Params, offset: 0 };
@@ -376,6 +377,39 @@ fn convolutions_and_their_gradients() {
     assert_eq!([dx[0], dx[1], dx[3], dx[4], dx[6], dx[7]], [1.0, 4.0, -1.0, 1.0, 1.0, 2.0]);
     run(&mut gpu, conv(Pass::GradKernel, x, Y, y)).expect("runs");
     assert_eq!(get(&gpu, Y, 4), [4.0, 2.0, 50.0, 40.0]);
+}
+
+#[phalanx_testing::needs(gxx)]
+#[test]
+fn the_plain_kernels_compute_the_same_convolutions() {
+    let mut gpu = gpu(None);
+    let (first, second) = (X, X.add(BYTES / 2));
+    let images = |at, ld| Images { at, elem: Elem::F32, ld };
+    let whole: Vec<f32> = (0..BYTES / 4).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
+    set(&mut gpu, X, &whole);
+    let window = Window { groups: 2, ..Window::new([2, 3], [1, 2], Padding::Same) };
+    let flat = ConvGeom::new([2, 4, 4], 2, window).unwrap();
+    let depth = Depth::new(4, [3, 2, 1], Padding::Same).unwrap();
+    for geom in [flat, ConvGeom { depth, ..flat }] {
+        for pass in [Pass::Forward, Pass::GradInput, Pass::GradKernel] {
+            let [x, w, y] = match pass {
+                Pass::Forward => [first, second, Y],
+                Pass::GradInput => [Y, second, first],
+                Pass::GradKernel => [first, Y, second],
+            };
+            let (x, y, w) = (images(x, 5), images(y, 3), (w, Elem::F32));
+            let conv = Conv { pass, geom, rows: 2, x, w, y };
+            let launch = fallback::launch(&conv);
+            let [library, plain] = [Task::Conv(conv), Task::Launch(launch)].map(|task| {
+                run(&mut gpu, task).expect("runs");
+                // What was not written is NaN.
+                let written = get(&gpu, Y, BYTES / 4).into_iter().enumerate();
+                written.filter(|(_, v)| !v.is_nan()).collect::<Vec<_>>()
+            });
+            assert!(plain.len() > 20);
+            assert_eq!(plain, library, "{pass:?} {geom:?}");
+        }
+    }
 }
 
 #[phalanx_testing::needs(gxx)]

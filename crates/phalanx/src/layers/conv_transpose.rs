@@ -213,11 +213,11 @@ impl<const N: usize> Layer for ConvTranspose<N> {
         window.check(cx)?;
         window.check_strides(cx)?;
         window.check_not_causal(cx)?;
-        if let Some(extra) = self.output_padding {
-            if extra.0.iter().zip(self.strides.0).any(|(extra, stride)| *extra >= stride) {
-                let expected = format!("less than the strides, {}", self.strides);
-                return Err(cx.argument("output_padding", &expected, extra));
-            }
+        if let Some(extra) = self.output_padding
+            && extra.0.iter().zip(self.strides.0).any(|(extra, stride)| *extra >= stride)
+        {
+            let expected = format!("less than the strides, {}", self.strides);
+            return Err(cx.argument("output_padding", &expected, extra));
         }
         let (geom, sizes) = self.geometry(cx, &x)?;
         let kernel = WeightOptions {

@@ -45,12 +45,11 @@ mod window;
 mod zero_padding;
 
 pub use attention::ScoreMode;
-pub use image_preprocessing::{Factor, FlipMode, Resampling};
+pub use image_preprocessing::{Factor, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
 pub use rnn::bidirectional::MergeMode;
 pub use rnn::{GRUCell, LSTMCell, SimpleRNNCell, StackedRNNCells};
 pub use spatial::{ImageDataFormat, Padding, Pair, Sides, Sizes};
-pub use up_sampling::Interpolation;
 
 use crate::error::{Error, Result};
 use crate::layer::Layer;

@@ -1,35 +1,17 @@
 //! Upsampling: an axis of `n` elements becomes one of `n · size`.
 //!
-//! `nearest` repeats elements; `bilinear` (of `UpSampling2D`) interpolates between the centres of pixels.
+//! `nearest` repeats elements; the others (of `UpSampling2D`) interpolate between the centres of pixels.
 
+use super::image_preprocessing::{Resampling, resize};
 use super::spatial::{ImageDataFormat, Sizes, Spatial, check_all_at_least_one, restore, spatial};
 use super::support::{check_at_least_one, check_countable};
-use crate::by_name::{ByName, Named, variant_by_serde_name};
+use crate::by_name::ByName;
 use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
-
-/// The interpolation of new pixels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Interpolation {
-    /// The nearest pixel.
-    Nearest,
-    /// Linear interpolation of the four surrounding pixels.
-    Bilinear,
-}
-
-impl Named for Interpolation {
-    const KIND: &'static str = "interpolation";
-    const NAMES: &'static [&'static str] = &["nearest", "bilinear"];
-
-    fn from_name(name: &str) -> Option<Interpolation> {
-        variant_by_serde_name(name)
-    }
-}
 
 /// Checks that the result of an upsampling fits in memory.
 fn check_sizes<const N: usize>(
@@ -98,7 +80,7 @@ impl Layer for UpSampling1D {
 pub struct UpSampling2D {
     size: Sizes<2>,
     data_format: ByName<ImageDataFormat>,
-    interpolation: ByName<Interpolation>,
+    interpolation: ByName<Resampling>,
 }
 
 impl Default for UpSampling2D {
@@ -113,15 +95,15 @@ impl UpSampling2D {
         UpSampling2D {
             size: size.into(),
             data_format: ImageDataFormat::ChannelsLast.into(),
-            interpolation: Interpolation::Nearest.into(),
+            interpolation: Resampling::Nearest.into(),
         }
     }
 
     setters! {
         /// `channels_last` (the default) or `channels_first`.
         data_format: impl Into<ByName<ImageDataFormat>>,
-        /// `nearest` (the default) or `bilinear`.
-        interpolation: impl Into<ByName<Interpolation>>,
+        /// `nearest` (the default), `bilinear`, `bicubic`, `lanczos3` or `lanczos5`.
+        interpolation: impl Into<ByName<Resampling>>,
     }
 }
 
@@ -129,12 +111,21 @@ impl Layer for UpSampling2D {
     keras_class!("UpSampling2D");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        let bilinear = *self.interpolation.get()? == Interpolation::Bilinear;
+        let interpolation = *self.interpolation.get()?;
         check_all_at_least_one(cx, "size", self.size)?;
         let x = spatial(cx, inputs, &self.data_format)?;
         let size = self.size.0;
         check_sizes(cx, &x, size)?;
-        let y = cx.graph().push(Op::Upsample { size, bilinear }, &[x.x])?;
+        let y = match interpolation {
+            Resampling::Nearest | Resampling::Bilinear => {
+                let bilinear = interpolation == Resampling::Bilinear;
+                cx.graph().push(Op::Upsample { size, bilinear }, &[x.x])?
+            }
+            Resampling::Bicubic | Resampling::Lanczos3 | Resampling::Lanczos5 => {
+                let [height, width] = x.sizes;
+                resize(cx, x.x, [height * size[0], width * size[1]], interpolation, false)?
+            }
+        };
         Ok(restore(cx, y, &self.data_format)?.into())
     }
 }

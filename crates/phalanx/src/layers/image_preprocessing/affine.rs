@@ -2,14 +2,14 @@
 //! `(a·x + b·y + c, d·x + e·y + f)`.
 
 use super::super::support::check_finite;
-use super::super::up_sampling::Interpolation;
 use super::uniform;
-use crate::by_name::ByName;
+use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::data::FillMode;
 use crate::error::Result;
 use crate::layer::LayerContext;
 use phalanx_graph::ops::{self, Epilogue, SampleGeom};
 use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
 
 /// `[a, b, c, d, e, f]` of the identity.
 pub(super) const IDENTITY: [f64; 6] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0];
@@ -75,6 +75,25 @@ impl AffineMaps {
     pub fn matrix(&self, cx: &mut LayerContext<'_>, parameters: NodeId) -> Result<NodeId> {
         let dot = Op::Dot(Epilogue { bias: true, relu: false });
         Ok(cx.graph().push(dot, &[parameters, self.slopes, self.base])?)
+    }
+}
+
+/// The interpolation of new pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interpolation {
+    /// The nearest pixel.
+    Nearest,
+    /// Linear interpolation of the four surrounding pixels.
+    Bilinear,
+}
+
+impl Named for Interpolation {
+    const KIND: &'static str = "interpolation";
+    const NAMES: &'static [&'static str] = &["nearest", "bilinear"];
+
+    fn from_name(name: &str) -> Option<Interpolation> {
+        variant_by_serde_name(name)
     }
 }
 

@@ -16,9 +16,11 @@ pub(super) mod random_zoom;
 mod resize;
 pub(super) mod resizing;
 
+pub use affine::Interpolation;
 pub use factor::Factor;
 pub use random_flip::FlipMode;
 pub use resize::Resampling;
+pub(super) use resize::resize;
 
 use super::spatial::{ImageDataFormat, spatial};
 use crate::error::Result;

@@ -2,8 +2,7 @@
 //! the shape of the input.
 
 use super::super::support::DataFormat;
-use super::super::up_sampling::Interpolation;
-use super::affine::{Affine, SamplingOptions, sample};
+use super::affine::{Affine, Interpolation, SamplingOptions, sample};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image, uniform};
 use crate::by_name::ByName;

@@ -2,8 +2,7 @@
 //! identity. The output has the shape of the input.
 
 use super::super::support::DataFormat;
-use super::super::up_sampling::Interpolation;
-use super::affine::{Affine, IDENTITY, SamplingOptions};
+use super::affine::{Affine, IDENTITY, Interpolation, SamplingOptions};
 use super::{Factor, float_image};
 use crate::by_name::ByName;
 use crate::config::setters;

@@ -97,7 +97,7 @@ fn along_last(
 }
 
 /// Resizes an image.
-pub(super) fn resize(
+pub(in crate::layers) fn resize(
     cx: &mut LayerContext<'_>,
     x: NodeId,
     [height, width]: [usize; 2],

@@ -31,7 +31,7 @@ fn values(key: &str) -> Vec<Value> {
         "mean" | "variance" => json!([null, 0.0, [1.0, 2.0], [], [-1.0]]),
         "activation" => json!(["relu", "softmax", "nothing"]),
         "use_bias" | "center" | "keepdims" | "synchronized" => json!([true, false]),
-        "interpolation" => json!(["nearest", "bilinear", "other"]),
+        "interpolation" => json!(["nearest", "bilinear", "bicubic", "other"]),
         _ => json!([]),
     };
     list.as_array().cloned().unwrap_or_default()

@@ -56,8 +56,8 @@ fn noise_has_the_mean_and_variance_of_its_distribution() {
     let (mean, variance) = noisy(GaussianDropout::new(0.2).into());
     assert!(close(mean, 1.0) && close(variance, 0.25), "{mean} {variance}");
     // Kept elements are `scale + shift`, the others `scale · limit + shift`.
-    let (rate, limit) = (0.3, -1.7580993408473766);
-    let scale = ((1.0 - rate) * (1.0 + rate * limit * limit) as f64).sqrt().recip();
+    let (rate, limit) = (0.3f64, -1.7580993408473766);
+    let scale = ((1.0 - rate) * (1.0 + rate * limit * limit)).sqrt().recip();
     let (mean, variance) = noisy(AlphaDropout::new(rate).into());
     assert!(close(mean, scale * (1.0 - rate)), "{mean}");
     assert!(
