@@ -1,12 +1,11 @@
 //! Activations with arguments. The output has the shape of the input.
 
 use super::support::{check_finite, check_not_negative, row_axis, single, swap_with_last};
-use crate::activations::leaky_relu;
+use crate::activations::{leaky_relu, relu};
 use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext};
 use crate::registry::keras_class;
-use phalanx_graph::ops::Binary;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 
@@ -53,26 +52,7 @@ impl Layer for ReLU {
         check_not_negative(cx, "negative_slope", self.negative_slope)?;
         check_not_negative(cx, "threshold", self.threshold)?;
         let x = single(cx, inputs)?;
-        let g = cx.graph();
-        let mut y = if self.threshold == 0.0 {
-            g.relu(x)?
-        } else {
-            let threshold = g.scalar(self.threshold);
-            let passes = g.binary(Binary::Gt, x, threshold)?;
-            g.mul(x, passes)?
-        };
-        if let Some(max_value) = self.max_value {
-            let max_value = g.scalar(max_value);
-            y = g.binary(Binary::Min, y, max_value)?;
-        }
-        if self.negative_slope != 0.0 {
-            let threshold = g.scalar(self.threshold);
-            let below = g.sub(threshold, x)?;
-            let below = g.relu(below)?;
-            let below = g.scale(below, self.negative_slope)?;
-            y = g.sub(y, below)?;
-        }
-        Ok(y)
+        relu(cx.graph(), x, self.max_value, self.negative_slope, self.threshold)
     }
 }
 
