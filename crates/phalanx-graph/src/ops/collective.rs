@@ -1,7 +1,8 @@
 //! Collectives: the only ops that combine data of different workers.
 
-use super::operand;
+use super::{Backward, Cotangents, Op, operand};
 use crate::error::Result;
+use crate::graph::Graph;
 use crate::types::{DType, Scope, Space, Type};
 
 /// Shape rule of `AllReduce`.
@@ -22,4 +23,9 @@ pub fn infer_replica_mean(x: &Type) -> Result<Type> {
         return Err(operand("replica_mean", "a per-device f32 value", x));
     }
     Ok(Type { space: Space::Mirrored, ..x.clone() })
+}
+
+/// Every worker uses the sum, so their cotangents are added too. The result is the cotangent of each partial sum.
+pub fn all_reduce_derivative(op: &Op, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    Ok(vec![Some(g.push(op.clone(), &[b.dy])?)])
 }

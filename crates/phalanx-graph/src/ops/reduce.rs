@@ -75,3 +75,10 @@ pub fn reduce_derivative(
     };
     Ok(vec![Some(dx)])
 }
+
+/// Every row receives `dy`, which is complete: the cotangent of a partial sum is that of the whole sum.
+pub fn sum_rows_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let x = b.inputs[0];
+    let ones = g.binary(Binary::Eq, x, x)?;
+    Ok(vec![Some(g.mul(ones, b.dy)?)])
+}

@@ -87,6 +87,8 @@ impl Op {
             Op::Select => elementwise::select_derivative(g, b),
             Op::Broadcast { .. } => reduce::broadcast_derivative(g, b),
             Op::Reduce { kind, axes } => reduce::reduce_derivative(*kind, axes, g, b),
+            Op::SumRows => reduce::sum_rows_derivative(g, b),
+            Op::AllReduce { .. } => collective::all_reduce_derivative(self, g, b),
             Op::Reshape { .. } => layout::reshape_derivative(g, b),
             Op::Transpose { perm } => layout::transpose_derivative(perm, g, b),
             Op::Concat { axis } => layout::concat_derivative(*axis, g, b),
@@ -111,8 +113,6 @@ impl Op {
             Op::Moments | Op::BatchStats { .. } => Ok(vec![None]),
             Op::Cast { .. }
             | Op::Fused(_)
-            | Op::SumRows
-            | Op::AllReduce { .. }
             | Op::ReplicaMean
             | Op::UpsampleGrad { .. }
             | Op::AffineSampleGrad(_)
