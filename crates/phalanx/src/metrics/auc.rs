@@ -3,12 +3,12 @@
 //! For each of `n` thresholds from just below 0 to just above 1, the state holds the total weight of the
 //! positives, and then of the negatives, scored above it. The first threshold counts all of them.
 
-use super::{Metric, mismatch, ratio, targets_like_predictions};
+use super::{MAX_THRESHOLDS, Metric, check_weights, owner, ratio, targets_like_predictions};
 use crate::config::options;
 use crate::error::{Error, Result};
 use crate::registry::keras_class;
 use phalanx_graph::ops::{Binary, Unary};
-use phalanx_graph::{Graph, NodeId, Op};
+use phalanx_graph::{Graph, NodeId, Op, Type};
 use serde::{Deserialize, Serialize};
 
 /// The curve whose area is measured.
@@ -19,6 +19,8 @@ pub enum Curve {
     ROC,
     /// Precision over recall.
     PR,
+    /// Precision gain over recall gain, which are 0 for the base rate of the positives and 1 at best.
+    PRGAIN,
 }
 
 /// How the area between two thresholds is computed.
@@ -58,6 +60,12 @@ impl AUC {
         let point = |[tp, fp]: [f64; 2]| match self.curve {
             Curve::ROC => (ratio(fp, total[1]), ratio(tp, total[0])),
             Curve::PR => (ratio(tp, total[0]), ratio(tp, tp + fp)),
+            Curve::PRGAIN if tp == 0.0 => (0.0, 1.0),
+            Curve::PRGAIN => {
+                let scale = ratio(total[0], total[1]);
+                let gain = |wrong: f64| 1.0 - scale * ratio(wrong, tp);
+                (gain(total[0] - tp).max(0.0), gain(fp))
+            }
         };
         let ((x0, y0), (x1, y1)) = (point(high), point(low));
         let height = match self.summation_method {
@@ -84,14 +92,11 @@ impl Metric for AUC {
     keras_class!("AUC", name, { "multi_label": false, "num_labels": null, "label_weights": null });
 
     fn validate(&self) -> Result<()> {
-        // Every threshold is a sum on every worker; a larger number is a typo.
-        const MAX_THRESHOLDS: usize = 1 << 20;
         if (2..=MAX_THRESHOLDS).contains(&self.num_thresholds) {
             return Ok(());
         }
-        let owner = format!("metric '{}'", self.name);
         let expected = format!("2 to {MAX_THRESHOLDS}");
-        Err(Error::argument(owner, "num_thresholds", expected, self.num_thresholds))
+        Err(Error::argument(owner(self), "num_thresholds", expected, self.num_thresholds))
     }
 
     fn update(
@@ -101,10 +106,6 @@ impl Metric for AUC {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        if g.ty(y_pred).len() != 1 {
-            let received = g.ty(y_pred);
-            return Err(mismatch(self, "y_pred", "one number per sample".into(), received));
-        }
         let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
         let zero = g.scalar(0.0);
         let one = g.scalar(1.0);
@@ -112,14 +113,16 @@ impl Metric for AUC {
         let label = g.sub(one, no)?;
         let score = if self.from_logits { g.unary(Unary::Sigmoid, y_pred)? } else { y_pred };
         let score = g.clamp(score, 0.0, 1.0)?;
-        let (score, label) = (g.reshape(score, &[])?, g.reshape(label, &[])?);
-        let weight = g.reshape(weight, &[])?;
+        // One weight for each position.
+        check_weights(self, g, score, weight)?;
+        let ones = g.binary(Binary::Eq, label, label)?;
+        let weight = g.mul(ones, weight)?;
         let op = Op::ThresholdCounts { n: self.num_thresholds };
         let counts = g.push(op, &[score, label, weight])?;
-        Ok(g.reshape(counts, &[self.state_len()])?)
+        Ok(g.reshape(counts, &[2 * self.num_thresholds])?)
     }
 
-    fn state_len(&self) -> usize {
+    fn state_len(&self, _: &Type) -> usize {
         2 * self.num_thresholds
     }
 

@@ -51,8 +51,13 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         let sample = loss.reduction().per_sample(g, values)?;
         let weighted = g.mul(sample, weight)?;
         let sum = g.push(Op::SumRows, &[weighted])?;
-        fetches.push(reduced_fetch(g, format!("loss_{i}"), sum)?);
-        let coefficient = g.mul(weight, scale)?;
+        let mut fetch = reduced_fetch(g, format!("loss_{i}"), sum)?;
+        let mut coefficient = g.mul(weight, scale)?;
+        if let Some(factor) = loss.ignored_factor(g, targets[i], weight)? {
+            fetch.node = g.mul(fetch.node, factor)?;
+            coefficient = g.mul(coefficient, factor)?;
+        }
+        fetches.push(fetch);
         let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
         seeds.push((sample, coefficient));
     }
@@ -61,7 +66,7 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     // A vector of ones.
     let ones = g.binary(Binary::Eq, weight, weight)?;
     for (i, metrics) in objective.metrics.iter().enumerate() {
-        for Tracked { metric, weighted } in metrics {
+        for Tracked { metric, weighted, .. } in metrics {
             let weight = if *weighted { weight } else { ones };
             let state = metric.update(g, targets[i], l.outputs[i], weight)?;
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);

@@ -61,7 +61,11 @@ fn check(case: &Case<'_>) {
     let weighted = g.mul(values, weight).unwrap();
     let per_sample = loss.reduction().per_sample(&mut g, weighted).expect(case.name);
     let (each, divisor) = weights(case, &*loss, position.len(), rows);
-    let scaled = g.scale(per_sample, 1.0 / divisor).unwrap();
+    let mut scaled = g.scale(per_sample, 1.0 / divisor).unwrap();
+    let row_weight = g.mean_row(weight).unwrap();
+    if let Some(factor) = loss.ignored_factor(&mut g, t, row_weight).expect(case.name) {
+        scaled = g.mul(scaled, factor).unwrap();
+    }
     let total = g.push(Op::SumRows, &[scaled]).unwrap();
     let one = g.scalar(1.0);
     let grads = autodiff::gradients(&mut g, &[(scaled, one)], &[p]).expect(case.name);
@@ -94,8 +98,8 @@ fn configs_round_trip() {
         if keras["reduction"] == "mean" {
             keras["reduction"] = "sum_over_batch_size".into();
         }
-        // Keras does not save it but reads it.
-        assert_config(case.name, &loss.config(), &keras, &["delta"]);
+        // Keras does not save them but reads them.
+        assert_config(case.name, &loss.config(), &keras, &["delta", "axis"]);
         let again = losses::from_config(case.class_name(), &loss.config()).unwrap();
         assert_eq!(again.config(), loss.config());
     }
@@ -201,6 +205,26 @@ fn shapes_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn an_axis_must_be_one_of_the_sample() {
+    let refused = |loss: &dyn Loss| {
+        call(loss, Type::rows([3, 4]), Type::rows([3, 4])).unwrap_err().to_string()
+    };
+    for axis in [0, 3, -3, -4, i64::MIN, i64::MAX] {
+        let text = refused(&CategoricalCrossentropy::default().axis(axis));
+        let expected = "loss 'categorical_crossentropy': axis: expected an axis of (None, 3, 4) \
+                        other than the batch, received";
+        assert_eq!(text, format!("{expected} {axis}"));
+    }
+    let text = refused(&losses::Dice::default().axis(Some([1, 5].into())));
+    assert!(text.starts_with("loss 'dice': axis: expected an axis"), "{text}");
+    let text = refused(&losses::Dice::default().with_reduction(Reduction::Sum));
+    assert!(text.starts_with("loss 'dice': reduction: expected a mean"), "{text}");
+    let alpha = losses::Alpha::Each(vec![0.5; 3]);
+    let text = refused(&losses::CategoricalFocalCrossentropy::default().alpha(alpha));
+    assert!(text.ends_with("alpha: expected 4 factors, received 3"), "{text}");
+}
+
+#[test]
 fn names_and_configs_that_mean_nothing_are_refused() {
     for name in ["mse", "MSE", "mae", "bce", "kld", "huber", "hinge", "MeanSquaredError"] {
         losses::get(name).expect(name);
@@ -216,10 +240,12 @@ fn names_and_configs_that_mean_nothing_are_refused() {
     assert!(text.contains("expected a number above 0, received 0"), "{text}");
     let text = refused("BinaryCrossentropy", serde_json::json!({"label_smoothing": 1.5}));
     assert!(text.contains("label_smoothing: expected a number from 0 to 1"), "{text}");
-    let text = refused("CategoricalCrossentropy", serde_json::json!({"axis": 1}));
+    let text = refused("SparseCategoricalCrossentropy", serde_json::json!({"axis": 1}));
     assert!(text.contains("axis: expected -1, received 1"), "{text}");
-    let text = refused("SparseCategoricalCrossentropy", serde_json::json!({"ignore_class": 0}));
-    assert!(text.contains("ignore_class"), "{text}");
+    let text = refused("CategoricalGeneralizedCrossEntropy", serde_json::json!({"q": 1.0}));
+    assert!(text.contains("q: expected a number between 0 and 1, received 1"), "{text}");
+    let text = refused("BinaryFocalCrossentropy", serde_json::json!({"gamma": -1}));
+    assert!(text.contains("gamma: expected a number from 0, received -1"), "{text}");
     let text = refused("MeanSquaredError", serde_json::json!({"reduction": "none"}));
     assert!(text.contains("unknown variant `none`"), "{text}");
 }
