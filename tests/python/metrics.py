@@ -167,6 +167,8 @@ CASES = [
     ("recall_list", K.Recall, {"thresholds": [0.3]}, binary_batch),
     ("auc_prgain", K.AUC, {"curve": "PRGAIN", "num_thresholds": 20}, binary_batch),
     ("auc_columns", K.AUC, {}, binary_columns_batch),
+    ("auc_labels", K.AUC, {"multi_label": True, "num_labels": 3}, binary_columns_batch),
+    ("auc_labels_pr", K.AUC, {"multi_label": True, "curve": "PR", "num_thresholds": 20}, binary_columns_batch),
     ("sensitivity_at_specificity", K.SensitivityAtSpecificity, {"specificity": 0.5}, binary_batch),
     ("sensitivity_one_threshold", K.SensitivityAtSpecificity, {"specificity": 0.2, "num_thresholds": 1}, binary_batch),
     ("specificity_at_sensitivity", K.SpecificityAtSensitivity, {"sensitivity": 0.6}, zeros_batch),

@@ -3,7 +3,9 @@
 //! For each of `n` thresholds from just below 0 to just above 1, the state holds the total weight of the
 //! positives, and then of the negatives, scored above it. The first threshold counts all of them.
 
-use super::{MAX_THRESHOLDS, Metric, check_weights, owner, ratio, targets_like_predictions};
+use super::{
+    MAX_THRESHOLDS, Metric, check_weights, mismatch, owner, ratio, targets_like_predictions,
+};
 use crate::config::options;
 use crate::error::{Error, Result};
 use crate::registry::keras_class;
@@ -48,10 +50,32 @@ options! {
         summation_method: SummationMethod = SummationMethod::Interpolation,
         /// Whether predictions are logits rather than probabilities.
         from_logits: bool = false,
+        /// Whether every number of a sample is a label with a curve of its own. The result is the mean of the areas.
+        multi_label: bool = false,
+        /// The number of labels, if it is to be checked.
+        num_labels: Option<usize> = None,
     }
 }
 
 impl AUC {
+    /// The weights of positives and negatives above each threshold, for one label.
+    fn counts(&self, g: &mut Graph, operands: [NodeId; 3]) -> Result<NodeId> {
+        let counts = g.push(Op::ThresholdCounts { n: self.num_thresholds }, &operands)?;
+        Ok(g.reshape(counts, &[2 * self.num_thresholds])?)
+    }
+
+    /// The number of labels of a sample.
+    fn labels(&self, g: &Graph, y_pred: NodeId) -> Result<usize> {
+        match g.ty(y_pred).dims[..] {
+            [labels] if self.num_labels.is_none_or(|expected| expected == labels) => Ok(labels),
+            _ => {
+                let labels = self.num_labels.map_or("labels".into(), |n| n.to_string());
+                let expected = format!("shape (None, {labels})");
+                Err(mismatch(self, "y_pred", expected, g.ty(y_pred)))
+            }
+        }
+    }
+
     /// The area between two neighbouring thresholds, from the true and false positives at each.
     fn segment_area(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
         if (self.curve, self.summation_method) == (Curve::PR, SummationMethod::Interpolation) {
@@ -89,9 +113,14 @@ fn interpolated_precision(high: [f64; 2], low: [f64; 2], total: f64) -> f64 {
 }
 
 impl Metric for AUC {
-    keras_class!("AUC", name, { "multi_label": false, "num_labels": null, "label_weights": null });
+    keras_class!("AUC", name, { "label_weights": null });
 
     fn validate(&self) -> Result<()> {
+        if self.num_labels.is_some() && !self.multi_label {
+            let expected = "null unless multi_label is true";
+            let received = self.num_labels.unwrap_or_default();
+            return Err(Error::argument(owner(self), "num_labels", expected, received));
+        }
         if (2..=MAX_THRESHOLDS).contains(&self.num_thresholds) {
             return Ok(());
         }
@@ -117,21 +146,37 @@ impl Metric for AUC {
         check_weights(self, g, score, weight)?;
         let ones = g.binary(Binary::Eq, label, label)?;
         let weight = g.mul(ones, weight)?;
-        let op = Op::ThresholdCounts { n: self.num_thresholds };
-        let counts = g.push(op, &[score, label, weight])?;
-        Ok(g.reshape(counts, &[2 * self.num_thresholds])?)
+        if !self.multi_label {
+            return self.counts(g, [score, label, weight]);
+        }
+        let mut curves = vec![];
+        for start in 0..self.labels(g, y_pred)? {
+            let slice = Op::Slice { axis: 0, start, len: 1 };
+            let mut operands = [score, label, weight];
+            for operand in &mut operands {
+                *operand = g.push(slice.clone(), &[*operand])?;
+            }
+            curves.push(self.counts(g, operands)?);
+        }
+        Ok(g.push(Op::Concat { axis: 0 }, &curves)?)
     }
 
-    fn state_len(&self, _: &Type) -> usize {
-        2 * self.num_thresholds
+    fn state_len(&self, prediction: &Type) -> usize {
+        let curves = if self.multi_label { prediction.len() } else { 1 };
+        curves.saturating_mul(2 * self.num_thresholds)
     }
 
     fn result(&self, state: &[f64]) -> f64 {
         let n = self.num_thresholds;
-        if n == 0 || state.len() != 2 * n {
+        if n == 0 || state.is_empty() {
             return 0.0;
         }
-        let at = |i: usize| [state[i], state[n + i]];
-        (1..n).map(|i| self.segment_area(at(i - 1), at(i), at(0))).sum()
+        let area = |curve: &[f64]| -> f64 {
+            let at = |i: usize| [curve[i], curve[n + i]];
+            (1..n).map(|i| self.segment_area(at(i - 1), at(i), at(0))).sum()
+        };
+        let curves = state.chunks_exact(2 * n);
+        let count = curves.len().max(1) as f64;
+        curves.map(area).sum::<f64>() / count
     }
 }

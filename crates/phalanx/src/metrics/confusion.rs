@@ -154,6 +154,8 @@ macro_rules! cells {
                 self.thresholds(Some(threshold.into()))
             }
 
+            // Some classes have all options.
+            #[allow(clippy::needless_update)]
             fn decision(&self) -> Decision<'_> {
                 Decision {
                     thresholds: self.thresholds.as_ref(),

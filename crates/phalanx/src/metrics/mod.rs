@@ -176,12 +176,7 @@ where
 }
 
 fn read_auc(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>> {
-    let options = [
-        ("thresholds", Value::Null),
-        ("multi_label", false.into()),
-        ("num_labels", Value::Null),
-        ("label_weights", Value::Null),
-    ];
+    let options = [("thresholds", Value::Null), ("label_weights", Value::Null)];
     config::check_fixed_options(class.name, config, &options)?;
     read::<AUC>(class, config)
 }

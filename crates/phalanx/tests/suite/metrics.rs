@@ -163,6 +163,9 @@ fn shapes_that_do_not_fit_are_named() {
         text.contains("y_pred: expected shape (None, outputs), received f32 (None, 2, 2)"),
         "{text}"
     );
+    let auc = metrics::AUC::default().multi_label(true).num_labels(Some(3));
+    let text = misfit(&auc, Type::rows([2]), Type::rows([2]));
+    assert!(text.contains("y_pred: expected shape (None, 3), received f32 (None, 2)"), "{text}");
     let precision = metrics::Precision::default();
     let text = misfit(&precision.clone().class_id(Some(2)), Type::rows([2]), Type::rows([2]));
     assert!(text.contains("class_id: expected a class of (None, 2), received 2"), "{text}");
@@ -187,7 +190,8 @@ fn names_and_configs_that_mean_nothing_are_refused() {
     };
     for (class, config) in [
         ("AUC", serde_json::json!({"num_thresholds": 1})),
-        ("AUC", serde_json::json!({"multi_label": true})),
+        ("AUC", serde_json::json!({"num_labels": 3})),
+        ("AUC", serde_json::json!({"label_weights": [0.5]})),
         ("AUC", serde_json::json!({"curve": "LIFT"})),
         ("AUC", serde_json::json!({"thresholds": [0.5]})),
         ("BinaryAccuracy", serde_json::json!({"threshold": 2.0})),
