@@ -11,7 +11,8 @@ IMAGE = (3, 7, 6, 4)
 SEQUENCE = (3, 9, 4)
 VOLUME = (2, 5, 4, 6, 3)
 ACTIVATIONS = (
-    "linear relu relu6 leaky_relu elu selu gelu sigmoid hard_sigmoid tanh softplus softsign silu "
+    "linear relu relu6 leaky_relu elu celu selu gelu glu sigmoid log_sigmoid sparse_sigmoid hard_sigmoid tanh "
+    "hard_tanh tanh_shrink hard_shrink soft_shrink softplus squareplus sparse_plus softsign silu hard_silu mish "
     "exponential softmax log_softmax"
 ).split()
 
@@ -296,7 +297,9 @@ def shaping():
 
 def activation():
     for name in ACTIVATIONS:
-        yield case(f"activation_{name}", L.Activation, (4, 9), activation=name)
+        # It halves the last axis.
+        columns = 10 if name == "glu" else 9
+        yield case(f"activation_{name}", L.Activation, (4, columns), activation=name)
     for name in ("softmax", "log_softmax", "gelu", "relu"):
         yield case(f"activation_{name}_4d", L.Activation, (3, 2, 3, 5), activation=name)
     yield case("relu", L.ReLU, (4, 9))

@@ -1,5 +1,7 @@
 """losses.safetensors: reduced loss, gradient by y_pred and per-sample values."""
 
+import itertools
+
 import jax
 import numpy as np
 from common import Fixture, config_of, normal, one_hot, rng_for, softmax
@@ -61,6 +63,16 @@ def extreme_unit(rng, shape):
     return binary_targets(rng, shape)
 
 
+def positive(rng, shape):
+    return rng.uniform(0.1, 4, shape).astype("float32")
+
+
+def ignored_targets(rng, shape):
+    """Labels of which some have the ignored class 255."""
+    labels = integer_targets(rng, shape)
+    return np.where(rng.uniform(0, 1, labels.shape) < 0.4, 255, labels).astype("int32")
+
+
 SHAPE_2D = (4, CLASSES)
 SHAPE_3D = (3, 4, CLASSES)
 
@@ -91,6 +103,53 @@ def crossentropy_cases():
     yield "binary_ce_smooth_logits", binary, smooth, (5, 3), binary_targets, wide
 
 
+def axis_and_ignored_cases():
+    sparse, dense, binary = K.SparseCategoricalCrossentropy, K.CategoricalCrossentropy, K.BinaryCrossentropy
+    shape = (3, CLASSES, 4)
+    for axis in (1, -2):
+        yield f"categorical_ce_axis_{axis}", dense, {"axis": axis}, shape, distribution_targets, unnormalized
+    logits = {"axis": 1, "from_logits": True, "label_smoothing": 0.1}
+    yield "categorical_ce_axis_logits", dense, logits, shape, distribution_targets, wide
+    yield "binary_ce_axis", binary, {"axis": 1}, (3, 4, 2), binary_targets, unit
+    yield "cosine_axis", K.CosineSimilarity, {"axis": 1}, SHAPE_3D, real, real
+    for rank, shape in (("2d", (8, CLASSES)), ("3d", SHAPE_3D)):
+        ignore = {"ignore_class": 255}
+        yield f"sparse_ce_ignore_{rank}", sparse, ignore, shape, ignored_targets, probabilities
+        ignore = ignore | {"from_logits": True}
+        yield f"sparse_ce_ignore_logits_{rank}", sparse, ignore, shape, ignored_targets, wide
+    yield "sparse_ce_ignore_class", sparse, {"ignore_class": 1}, (8, CLASSES), integer_targets, probabilities
+
+
+def focal_cases():
+    binary, dense = K.BinaryFocalCrossentropy, K.CategoricalFocalCrossentropy
+    yield "binary_focal", binary, {}, (5, 3), binary_targets, unit
+    yield "binary_focal_3d", binary, {}, (3, 4, 2), binary_targets, unit
+    yield "binary_focal_logits", binary, {"from_logits": True}, (5, 3), binary_targets, real
+    balanced = {"apply_class_balancing": True, "alpha": 0.3, "gamma": 1.5, "label_smoothing": 0.1}
+    yield "binary_focal_balanced", binary, balanced, (5, 3), binary_targets, unit
+    yield "binary_focal_gamma0", binary, {"gamma": 0.0}, (5, 3), binary_targets, unit
+    yield "binary_focal_gamma1_axis", binary, {"gamma": 1.0, "axis": 1}, (3, 4, 2), binary_targets, unit
+    yield "categorical_focal", dense, {}, SHAPE_2D, one_hot_targets, probabilities
+    yield "categorical_focal_3d", dense, {}, SHAPE_3D, one_hot_targets, probabilities
+    yield "categorical_focal_logits", dense, {"from_logits": True}, SHAPE_2D, one_hot_targets, wide
+    options = {"alpha": [0.1, 0.2, 0.3, 0.4, 0.5], "gamma": 0.5, "label_smoothing": 0.1}
+    yield "categorical_focal_options", dense, options, SHAPE_2D, one_hot_targets, unnormalized
+    axis = {"axis": 1, "from_logits": True}
+    yield "categorical_focal_axis", dense, axis, (3, CLASSES, 4), distribution_targets, wide
+
+
+def region_cases():
+    for short, loss, options in (
+        ("dice", K.Dice, {}),
+        ("tversky", K.Tversky, {}),
+        ("tversky_options", K.Tversky, {"alpha": 0.3, "beta": 0.8}),
+    ):
+        yield short, loss, options, (3, 4, 2), binary_targets, unit
+        yield f"{short}_2d", loss, options, (5, 3), binary_targets, unit
+        for name, axis in (("axis", 1), ("samples", [1, 2]), ("last", -1), ("classes", [0, 1])):
+            yield f"{short}_{name}", loss, options | {"axis": axis}, (3, 4, 2), binary_targets, unit
+
+
 def other_cases():
     for short, loss in (("mse", K.MeanSquaredError), ("mae", K.MeanAbsoluteError), ("huber", K.Huber)):
         for rank, shape in (("2d", SHAPE_2D), ("3d", SHAPE_3D)):
@@ -103,9 +162,26 @@ def other_cases():
     yield "hinge_signs", K.Hinge, {}, SHAPE_2D, sign_targets, real
     yield "hinge_binary", K.Hinge, {}, SHAPE_2D, binary_targets, real
     yield "hinge_3d", K.Hinge, {}, SHAPE_3D, binary_targets, real
+    for rank, shape in (("2d", SHAPE_2D), ("3d", SHAPE_3D)):
+        yield f"mape_{rank}", K.MeanAbsolutePercentageError, {}, shape, positive, real
+        yield f"msle_{rank}", K.MeanSquaredLogarithmicError, {}, shape, positive, positive
+        yield f"log_cosh_{rank}", K.LogCosh, {}, shape, real, wide
+        yield f"poisson_{rank}", K.Poisson, {}, shape, positive, positive
+        yield f"cosine_{rank}", K.CosineSimilarity, {}, shape, real, real
+        yield f"squared_hinge_{rank}", K.SquaredHinge, {}, shape, sign_targets, real
+        yield f"categorical_hinge_{rank}", K.CategoricalHinge, {}, shape, one_hot_targets, real
+        yield f"generalized_ce_{rank}", K.CategoricalGeneralizedCrossEntropy, {}, shape, integer_targets, probabilities
+    yield "msle_negative", K.MeanSquaredLogarithmicError, {}, SHAPE_2D, real, wide
+    yield "squared_hinge_binary", K.SquaredHinge, {}, SHAPE_2D, binary_targets, real
+    yield "generalized_ce_q", K.CategoricalGeneralizedCrossEntropy, {"q": 0.8}, SHAPE_2D, integer_targets, probabilities
 
 
-REDUCED = {"sparse_ce_2d", "sparse_ce_logits_3d", "categorical_ce_2d", "binary_ce_2d", "mse_2d", "mse_3d", "huber_2d"}
+REDUCED = {"sparse_ce_ignore_2d", "sparse_ce_2d", "sparse_ce_logits_3d", "categorical_ce_2d", "binary_ce_2d", "mse_2d", "mse_3d", "huber_2d"}
+
+
+def sums_over_batch(loss):
+    regions = isinstance(loss, (K.Dice, K.Tversky))
+    return regions and (loss.axis is None or (isinstance(loss.axis, list) and 0 in loss.axis))
 
 
 def add_case(fixture, name, loss, options, y_true, y_pred, weight):
@@ -114,7 +190,10 @@ def add_case(fixture, name, loss, options, y_true, y_pred, weight):
 
     total, grad = jax.jit(jax.value_and_grad(value))(y_pred)
     # Loss.__call__ casts the targets to float32 before it calls loss.call.
-    values = loss.call(y_true.astype("float32"), y_pred)
+    values = np.asarray(loss.call(y_true.astype("float32"), y_pred))
+    if sums_over_batch(loss):
+        # Here every sample has the loss of the batch.
+        values = np.broadcast_to(values, (len(y_pred), *values.shape))
     tensors = {"y_true": y_true, "y_pred": y_pred, "loss": total, "grad": grad, "values": values}
     if weight is not None:
         tensors["sample_weight"] = weight
@@ -123,12 +202,19 @@ def add_case(fixture, name, loss, options, y_true, y_pred, weight):
 
 def make():
     fixture = Fixture("losses")
-    for name, cls, kwargs, shape, target, prediction in [*crossentropy_cases(), *other_cases()]:
+    groups = (crossentropy_cases(), other_cases(), axis_and_ignored_cases(), focal_cases(), region_cases())
+    for name, cls, kwargs, shape, target, prediction in itertools.chain(*groups):
         rng = rng_for(name)
         y_true, y_pred = target(rng, shape), prediction(rng, shape)
         # For a 3-D output the values are (batch, time); Keras requires weights of that rank.
-        weights = {"": None, "_weighted": rng.uniform(0, 2, shape[:-1]).astype("float32")}
-        if len(shape) == 3:
+        probe = cls(**kwargs)
+        values = probe.call(y_true.astype("float32"), y_pred).shape
+        weights = {"": None}
+        if values == ():
+            weights["_weighted"] = rng.uniform(0, 2, shape[:1]).astype("float32")
+        elif values[0] == shape[0] and not (len(values) > 1 and "ignore_class" in kwargs):
+            weights["_weighted"] = rng.uniform(0, 2, values).astype("float32")
+        if values == shape[:-1] and len(shape) == 3 and "ignore_class" not in kwargs:
             weights["_weighted_column"] = rng.uniform(0, 2, (shape[0], 1)).astype("float32")
         reductions = ["sum_over_batch_size"]
         if name in REDUCED:

@@ -64,6 +64,45 @@ def real_3d_batch(rng, size):
     return normal(rng, size, 2, 3), normal(rng, size, 2, 3)
 
 
+def real_flat_batch(rng, size):
+    return normal(rng, size), normal(rng, size)
+
+
+def positive_batch(rng, size):
+    return rng.uniform(0.1, 4, (size, 3)).astype("float32"), rng.uniform(0.1, 4, (size, 3)).astype("float32")
+
+
+def sign_batch(rng, size):
+    return rng.integers(0, 2, (size, 3)).astype("float32") * 2 - 1, normal(rng, size, 3)
+
+
+def equal_batch(rng, size):
+    return rng.integers(0, 3, (size, 2)).astype("float32"), rng.integers(0, 3, (size, 2)).astype("float32")
+
+
+def zeros_batch(rng, size):
+    """Scores of which some are exactly 0 and 1."""
+    y_true, y_pred = binary_batch(rng, size)
+    return y_true, np.where(y_pred < 0.3, 0, np.where(y_pred > 0.8, 1, y_pred)).astype("float32")
+
+
+def multi_hot_batch(rng, size):
+    return rng.integers(0, 2, (size, CLASSES)).astype("float32"), softmax(normal(rng, size, CLASSES))
+
+
+def class_map_batch(rng, size):
+    return rng.integers(0, 3, (size, 2, 2)).astype("int32"), softmax(normal(rng, size, 2, 2, 3))
+
+
+def class_numbers_batch(rng, size):
+    return tuple(rng.integers(-1, 4, (size,)).astype("float32") for _ in range(2))
+
+
+def regression_batch(rng, size):
+    y_true = normal(rng, size, 3)
+    return y_true, y_true + np.float32(0.5) * normal(rng, size, 3)
+
+
 CASES = [
     ("sparse_categorical_accuracy", K.SparseCategoricalAccuracy, {}, sparse_batch),
     ("sparse_categorical_accuracy_column", K.SparseCategoricalAccuracy, {}, sparse_column_batch),
@@ -103,11 +142,68 @@ CASES = [
     ("categorical_crossentropy", K.CategoricalCrossentropy, {"label_smoothing": 0.1}, one_hot_batch),
     ("binary_crossentropy", K.BinaryCrossentropy, {}, binary_batch),
     ("binary_crossentropy_logits", K.BinaryCrossentropy, {"from_logits": True}, logit_batch),
+    ("accuracy", K.Accuracy, {}, equal_batch),
+    ("mean_absolute_percentage_error", K.MeanAbsolutePercentageError, {}, positive_batch),
+    ("mean_squared_logarithmic_error", K.MeanSquaredLogarithmicError, {}, positive_batch),
+    ("log_cosh_error", K.LogCoshError, {}, real_batch),
+    ("poisson", K.Poisson, {}, positive_batch),
+    ("squared_hinge", K.SquaredHinge, {}, sign_batch),
+    ("categorical_hinge", K.CategoricalHinge, {}, one_hot_batch),
+    ("cosine_similarity", K.CosineSimilarity, {}, real_batch),
+    ("cosine_similarity_axis", K.CosineSimilarity, {"axis": 1}, real_3d_batch),
+    ("pearson", K.PearsonCorrelation, {}, regression_batch),
+    ("pearson_3d", K.PearsonCorrelation, {}, real_3d_batch),
+    ("concordance", K.ConcordanceCorrelation, {}, regression_batch),
+    ("concordance_axis", K.ConcordanceCorrelation, {"axis": 1}, real_3d_batch),
+    ("true_positives", K.TruePositives, {}, binary_batch),
+    ("true_positives_threshold", K.TruePositives, {"thresholds": 0.3}, binary_columns_batch),
+    ("false_positives", K.FalsePositives, {}, binary_batch),
+    ("true_negatives", K.TrueNegatives, {"thresholds": [0.4]}, binary_batch),
+    ("false_negatives", K.FalseNegatives, {}, binary_columns_batch),
+    ("precision_top_k", K.Precision, {"top_k": 2}, multi_hot_batch),
+    ("precision_top_k_threshold", K.Precision, {"top_k": 3, "thresholds": 0.2}, multi_hot_batch),
+    ("precision_class", K.Precision, {"class_id": 1, "thresholds": 0.2}, multi_hot_batch),
+    ("recall_top_k_class", K.Recall, {"top_k": 3, "class_id": 2}, multi_hot_batch),
+    ("recall_list", K.Recall, {"thresholds": [0.3]}, binary_batch),
+    ("auc_prgain", K.AUC, {"curve": "PRGAIN", "num_thresholds": 20}, binary_batch),
+    ("auc_columns", K.AUC, {}, binary_columns_batch),
+    ("auc_labels", K.AUC, {"multi_label": True, "num_labels": 3}, binary_columns_batch),
+    ("auc_labels_pr", K.AUC, {"multi_label": True, "curve": "PR", "num_thresholds": 20}, binary_columns_batch),
+    ("sensitivity_at_specificity", K.SensitivityAtSpecificity, {"specificity": 0.5}, binary_batch),
+    ("sensitivity_one_threshold", K.SensitivityAtSpecificity, {"specificity": 0.2, "num_thresholds": 1}, binary_batch),
+    ("specificity_at_sensitivity", K.SpecificityAtSensitivity, {"sensitivity": 0.6}, zeros_batch),
+    ("precision_at_recall", K.PrecisionAtRecall, {"recall": 0.7, "num_thresholds": 20}, zeros_batch),
+    ("precision_at_recall_all", K.PrecisionAtRecall, {"recall": 1.0}, zeros_batch),
+    ("recall_at_precision", K.RecallAtPrecision, {"precision": 0.5}, binary_columns_batch),
+    ("recall_at_precision_class", K.RecallAtPrecision, {"precision": 0.4, "class_id": 1}, multi_hot_batch),
+    ("f1_macro", K.F1Score, {"average": "macro"}, one_hot_batch),
+    ("f1_micro", K.F1Score, {"average": "micro", "threshold": 0.2}, multi_hot_batch),
+    ("f1_weighted", K.F1Score, {"average": "weighted"}, one_hot_batch),
+    ("f_beta_macro", K.FBetaScore, {"average": "macro", "beta": 2.0, "threshold": 0.15}, multi_hot_batch),
+    ("f_beta_weighted", K.FBetaScore, {"average": "weighted", "beta": 0.5, "threshold": 0.15}, multi_hot_batch),
+    ("iou", K.IoU, {"num_classes": 3, "target_class_ids": [0, 2]}, class_numbers_batch),
+    ("iou_float", K.IoU, {"num_classes": 3, "target_class_ids": [1], "dtype": "float32"}, class_numbers_batch),
+    ("iou_scores", K.IoU, {"num_classes": 6, "target_class_ids": [0, 3], "sparse_y_pred": False}, sparse_batch),
+    ("mean_iou", K.MeanIoU, {"num_classes": 3}, class_numbers_batch),
+    ("mean_iou_ignore", K.MeanIoU, {"num_classes": 6, "ignore_class": 2, "sparse_y_pred": False}, sparse_batch),
+    ("mean_iou_map", K.MeanIoU, {"num_classes": 3, "sparse_y_pred": False}, class_map_batch),
+    ("binary_iou", K.BinaryIoU, {"threshold": 0.4}, binary_batch),
+    ("binary_iou_class", K.BinaryIoU, {"target_class_ids": [1]}, tied_batch),
+    ("one_hot_iou", K.OneHotIoU, {"num_classes": 6, "target_class_ids": [0, 1]}, one_hot_batch),
+    ("one_hot_mean_iou", K.OneHotMeanIoU, {"num_classes": 6}, one_hot_batch),
+    ("r2", K.R2Score, {}, regression_batch),
+    ("r2_weighted_average", K.R2Score, {"class_aggregation": "variance_weighted_average"}, regression_batch),
+    ("r2_adjusted", K.R2Score, {"num_regressors": 3}, regression_batch),
 ]
 
+# Keras does not broadcast the weights of these to all positions.
+UNWEIGHTED = {"mean_iou_map"}
 
-def weight_variants(rng, y_true_shape):
+
+def weight_variants(rng, name, y_true_shape):
     yield "", None
+    if name in UNWEIGHTED:
+        return
     yield "_weighted", lambda size: rng.uniform(0, 2, (size,)).astype("float32")
     if y_true_shape == "sequence":
         yield "_weighted_steps", lambda size: rng.uniform(0, 2, (size, 4)).astype("float32")
@@ -119,7 +215,7 @@ def make():
         rng = rng_for(name)
         data = [batch(rng, size) for size in BATCHES]
         kind = "sequence" if batch is sparse_sequence_batch else "plain"
-        for suffix, weights in weight_variants(rng, kind):
+        for suffix, weights in weight_variants(rng, name, kind):
             metric = cls(name=cls.__name__.lower(), **kwargs)
             tensors, results = {}, []
             for i, (y_true, y_pred) in enumerate(data):
@@ -130,5 +226,5 @@ def make():
                 if weights:
                     tensors[f"sample_weight/{i}"] = weight
             tensors["result"] = np.array(results, "float32")
-            fixture.add({"name": name + suffix, "class_name": cls.__name__, "config": config_of(metric)}, tensors)
+            fixture.add({"name": name + suffix, "class_name": cls.__name__, "config": config_of(metric, **kwargs)}, tensors)
     fixture.save()

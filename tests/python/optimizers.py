@@ -47,6 +47,36 @@ def cases():
     yield "nadam", K.Nadam, {}
     yield "nadam_options", K.Nadam, {"learning_rate": 0.05, "beta_1": 0.8, "beta_2": 0.95, "weight_decay": 0.1}
     yield "nadam_accumulate", K.Nadam, {"learning_rate": 0.05, "gradient_accumulation_steps": 2}
+    yield "adadelta", K.Adadelta, {}
+    yield "adadelta_options", K.Adadelta, {"learning_rate": 1.0, "rho": 0.8, "epsilon": 1e-3, "weight_decay": 0.1}
+    yield "adamax", K.Adamax, {}
+    yield "adamax_options", K.Adamax, {"learning_rate": 0.05, "beta_1": 0.8, "beta_2": 0.95, "weight_decay": 0.1}
+    yield "ftrl", K.Ftrl, {}
+    yield "ftrl_regularized", K.Ftrl, {
+        "learning_rate": 0.1,
+        "l1_regularization_strength": 0.5,
+        "l2_regularization_strength": 0.1,
+        "l2_shrinkage_regularization_strength": 0.05,
+    }
+    yield "ftrl_options", K.Ftrl, {
+        "learning_rate": 0.1,
+        "learning_rate_power": -0.3,
+        "initial_accumulator_value": 0.5,
+        "beta": 0.2,
+        "weight_decay": 0.1,
+    }
+    yield "schedule_free_adamw", K.ScheduleFreeAdamW, {}
+    yield "schedule_free_adamw_options", K.ScheduleFreeAdamW, {
+        "learning_rate": 0.05,
+        "beta_1": 0.8,
+        "beta_2": 0.95,
+        "epsilon": 1e-3,
+        "warmup_steps": 4,
+        "weight_decay": 0.1,
+    }
+    for short, cls in (("adamax", K.Adamax), ("schedule_free_adamw", K.ScheduleFreeAdamW)):
+        yield f"{short}_accumulate", cls, {"learning_rate": 0.05, "gradient_accumulation_steps": 2}
+        yield f"{short}_ema", cls, {"learning_rate": 0.05, "use_ema": True, "ema_momentum": 0.9}
     yield "lion", K.Lion, {}
     yield "lion_options", K.Lion, {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "weight_decay": 0.1}
     for short, cls in (("sgd", K.SGD), ("adam", K.Adam)):

@@ -221,14 +221,17 @@ fn cases_without_derivatives() -> Vec<Case> {
     ]
 }
 
-/// Counts of scores above thresholds.
+/// Counts of scores above thresholds, two scores per row, followed by the sums of their weights.
 fn threshold_case() -> Case {
     case("threshold counts", |b| {
         b.range = (0.0, 1.0);
-        let (score, weight) = (b.rows(&[]), b.rows(&[]));
+        let (score, weight) = (b.rows(&[2]), b.rows(&[2]));
         let half = b.g.scalar(0.5);
         let label = b.g.binary(Binary::Gt, weight, half).expect("fits");
-        b.push(Op::ThresholdCounts { n: 7 }, &[score, label, weight])
+        let counts = b.push(Op::ThresholdCounts { n: 7 }, &[score, label, weight]);
+        let counts = b.g.reshape(counts, &[14]).expect("fits");
+        let totals = b.push(Op::SumRows, &[weight]);
+        b.push(Op::Concat { axis: 0 }, &[counts, totals])
     })
 }
 

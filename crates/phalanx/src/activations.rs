@@ -1,17 +1,20 @@
 //! Activation functions with Keras' names.
 
 use crate::by_name::{Named, variant_by_serde_name};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+use serde_json::{Map, Value};
 
 /// Slope of [`ActivationFn::LeakyRelu`]; the layer `LeakyReLU` has another default.
 const LEAKY_SLOPE: f64 = 0.2;
 const SELU_SCALE: f64 = 1.0507009873554805;
 const SELU_ALPHA: f64 = 1.6732632423543772;
+/// Half of the interval around zero that `hard_shrink` and `soft_shrink` map to zero.
+const SHRINK_THRESHOLD: f64 = 0.5;
 
-/// A function of one tensor that keeps its shape.
+/// A function of one tensor. All but `glu` keep its shape.
 ///
 /// ```
 /// use phalanx::activations::ActivationFn;
@@ -23,8 +26,8 @@ const SELU_ALPHA: f64 = 1.6732632423543772;
 /// let typo: ByName<ActivationFn> = "relo".into();
 /// assert!(typo.get().unwrap_err().to_string().starts_with("unknown activation 'relo'"));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self", rename_all = "snake_case")]
 pub enum ActivationFn {
     /// `x`
     Linear,
@@ -36,29 +39,140 @@ pub enum ActivationFn {
     LeakyRelu,
     /// `x` above zero, `eˣ - 1` below
     Elu,
+    /// `max(x, 0) + e^min(x, 0) - 1`
+    Celu,
     /// `1.0507 x` above zero, `1.0507 · 1.6733 (eˣ - 1)` below
     Selu,
     /// `x Φ(x)` with the normal distribution's `Φ`, exactly
     Gelu,
+    /// `a sigmoid(b)` for the halves `a` and `b` of the last axis, which becomes half as long
+    Glu,
     /// `1 / (1 + e⁻ˣ)`
     Sigmoid,
+    /// `ln sigmoid(x)`
+    LogSigmoid,
+    /// `min(max(x + 1, 0), 2) / 2`
+    SparseSigmoid,
     /// `relu6(x + 3) / 6`
     HardSigmoid,
     /// `tanh x`
     Tanh,
+    /// `min(max(x, -1), 1)`
+    HardTanh,
+    /// `x - tanh x`
+    TanhShrink,
+    /// `x` where `|x| > 0.5`, else 0
+    HardShrink,
+    /// `x - 0.5` above 0.5, `x + 0.5` below -0.5, else 0
+    SoftShrink,
     /// `ln(1 + eˣ)`
     Softplus,
+    /// `(x + √(x² + 4)) / 2`
+    Squareplus,
+    /// 0 up to -1, `(x + 1)² / 4` up to 1, `x` above
+    SparsePlus,
     /// `x / (1 + |x|)`
     Softsign,
     /// `x sigmoid(x)`, also called `swish`
     #[serde(alias = "swish")]
     Silu,
+    /// `x relu6(x + 3) / 6`, also called `hard_swish`
+    #[serde(alias = "hard_swish")]
+    HardSilu,
+    /// `x tanh(softplus(x))`
+    Mish,
     /// `eˣ`
     Exponential,
     /// `eˣ / Σ eˣ` over the last axis
     Softmax,
     /// `ln softmax(x)` over the last axis
     LogSoftmax,
+    /// A layer that is used as a function
+    #[serde(skip)]
+    Layer(ActivationLayer),
+}
+
+/// A layer that Keras accepts in place of a function, for its arguments: `Dense(3, activation=LeakyReLU(0.1))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "class_name", content = "config", deny_unknown_fields)]
+pub enum ActivationLayer {
+    /// `x` above zero, `negative_slope · x` below
+    LeakyReLU {
+        /// Slope below zero.
+        #[serde(default = "layer_slope", alias = "alpha")]
+        negative_slope: f64,
+    },
+    /// `max_value` from `max_value` up, `x` above `threshold`, `negative_slope · (x - threshold)` below
+    ReLU {
+        /// The maximum result.
+        #[serde(default)]
+        max_value: Option<f64>,
+        /// Slope below the threshold.
+        #[serde(default)]
+        negative_slope: f64,
+        /// The threshold above which `x` passes.
+        #[serde(default)]
+        threshold: f64,
+    },
+    /// `x` above zero, `alpha · (eˣ - 1)` below
+    ELU {
+        /// The distance of the lower limit from zero.
+        #[serde(default = "layer_alpha")]
+        alpha: f64,
+    },
+}
+
+fn layer_slope() -> f64 {
+    0.3
+}
+
+fn layer_alpha() -> f64 {
+    1.0
+}
+
+impl ActivationLayer {
+    fn apply(self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
+        match self {
+            ActivationLayer::LeakyReLU { negative_slope } => leaky_relu(g, x, negative_slope),
+            ActivationLayer::ReLU { max_value, negative_slope, threshold } => {
+                relu(g, x, max_value, negative_slope, threshold)
+            }
+            ActivationLayer::ELU { alpha } => elu(g, x, alpha),
+        }
+    }
+}
+
+impl Serialize for ActivationFn {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let ActivationFn::Layer(layer) = self else { return ActivationFn::serialize(self, s) };
+        let mut object = serde_json::to_value(layer).map_err(ser::Error::custom)?;
+        if let Value::Object(map) = &mut object {
+            map.insert("module".into(), "keras.layers".into());
+            map.insert("registered_name".into(), Value::Null);
+        }
+        object.serialize(s)
+    }
+}
+
+/// Reads a name, a layer, or a function object, `{"class_name": "function", "config": name}`.
+impl<'de> Deserialize<'de> for ActivationFn {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<ActivationFn, D::Error> {
+        let value = Value::deserialize(d)?;
+        let Value::Object(mut object) = value else {
+            return ActivationFn::deserialize(value).map_err(de::Error::custom);
+        };
+        let config = object.remove("config").unwrap_or_default();
+        let class = object.remove("class_name").unwrap_or_default();
+        if class == "function" {
+            return ActivationFn::deserialize(config).map_err(de::Error::custom);
+        }
+        let mut config = if let Value::Object(config) = config { config } else { Map::new() };
+        for key in ["name", "trainable", "dtype"] {
+            config.remove(key);
+        }
+        let layer = serde_json::json!({ "class_name": class, "config": config });
+        ActivationLayer::deserialize(layer).map(ActivationFn::Layer).map_err(de::Error::custom)
+    }
 }
 
 impl Named for ActivationFn {
@@ -69,15 +183,28 @@ impl Named for ActivationFn {
         "relu6",
         "leaky_relu",
         "elu",
+        "celu",
         "selu",
         "gelu",
+        "glu",
         "sigmoid",
+        "log_sigmoid",
+        "sparse_sigmoid",
         "hard_sigmoid",
         "tanh",
+        "hard_tanh",
+        "tanh_shrink",
+        "hard_shrink",
+        "soft_shrink",
         "softplus",
+        "squareplus",
+        "sparse_plus",
         "softsign",
         "silu",
         "swish",
+        "hard_silu",
+        "hard_swish",
+        "mish",
         "exponential",
         "softmax",
         "log_softmax",
@@ -101,26 +228,36 @@ impl ActivationFn {
             ActivationFn::Relu => g.relu(x)?,
             ActivationFn::Relu6 => relu6(g, x)?,
             ActivationFn::LeakyRelu => leaky_relu(g, x, LEAKY_SLOPE)?,
-            ActivationFn::Elu => elu(g, x, 1.0)?,
+            ActivationFn::Elu | ActivationFn::Celu => elu(g, x, 1.0)?,
             ActivationFn::Selu => {
                 let y = elu(g, x, SELU_ALPHA)?;
                 g.scale(y, SELU_SCALE)?
             }
-            ActivationFn::Gelu => {
-                let t = g.scale(x, std::f64::consts::FRAC_1_SQRT_2)?;
-                let t = g.unary(Unary::Erf, t)?;
-                let t = g.offset(t, 1.0)?;
-                let half = g.scale(x, 0.5)?;
-                g.mul(half, t)?
-            }
+            ActivationFn::Gelu => gelu(g, x)?,
+            ActivationFn::Glu => glu(g, x)?,
             ActivationFn::Sigmoid => g.unary(Unary::Sigmoid, x)?,
-            ActivationFn::HardSigmoid => {
-                let t = g.offset(x, 3.0)?;
-                let t = relu6(g, t)?;
-                g.scale(t, 1.0 / 6.0)?
+            ActivationFn::LogSigmoid => {
+                let n = g.neg(x)?;
+                let y = softplus(g, n)?;
+                g.neg(y)?
             }
+            ActivationFn::SparseSigmoid => {
+                let t = g.offset(x, 1.0)?;
+                let t = g.clamp(t, 0.0, 2.0)?;
+                g.scale(t, 0.5)?
+            }
+            ActivationFn::HardSigmoid => hard_sigmoid(g, x)?,
             ActivationFn::Tanh => g.unary(Unary::Tanh, x)?,
+            ActivationFn::HardTanh => hard_tanh(g, x)?,
+            ActivationFn::TanhShrink => {
+                let t = g.unary(Unary::Tanh, x)?;
+                g.sub(x, t)?
+            }
+            ActivationFn::HardShrink => hard_shrink(g, x)?,
+            ActivationFn::SoftShrink => soft_shrink(g, x)?,
             ActivationFn::Softplus => softplus(g, x)?,
+            ActivationFn::Squareplus => squareplus(g, x)?,
+            ActivationFn::SparsePlus => sparse_plus(g, x)?,
             ActivationFn::Softsign => {
                 let a = g.unary(Unary::Abs, x)?;
                 let d = g.offset(a, 1.0)?;
@@ -130,17 +267,127 @@ impl ActivationFn {
                 let s = g.unary(Unary::Sigmoid, x)?;
                 g.mul(x, s)?
             }
+            ActivationFn::HardSilu => {
+                let s = hard_sigmoid(g, x)?;
+                g.mul(x, s)?
+            }
+            ActivationFn::Mish => {
+                let t = softplus(g, x)?;
+                let t = g.unary(Unary::Tanh, t)?;
+                g.mul(x, t)?
+            }
             ActivationFn::Exponential => g.unary(Unary::Exp, x)?,
             ActivationFn::Softmax => g.push(Op::Softmax, &[x])?,
             ActivationFn::LogSoftmax => g.push(Op::LogSoftmax, &[x])?,
+            ActivationFn::Layer(layer) => layer.apply(g, x)?,
         })
     }
+}
+
+fn gelu(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let t = g.scale(x, std::f64::consts::FRAC_1_SQRT_2)?;
+    let t = g.unary(Unary::Erf, t)?;
+    let t = g.offset(t, 1.0)?;
+    let half = g.scale(x, 0.5)?;
+    Ok(g.mul(half, t)?)
+}
+
+fn glu(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let (axis, len) = match g.ty(x).dims.split_last() {
+        Some((len, lead)) if len.is_multiple_of(2) => (lead.len(), len / 2),
+        _ => {
+            let (expected, received) = ("a last axis of even length", g.ty(x).shape_text());
+            return Err(Error::argument("activation 'glu'", "input", expected, received));
+        }
+    };
+    let a = g.push(Op::Slice { axis, start: 0, len }, &[x])?;
+    let b = g.push(Op::Slice { axis, start: len, len }, &[x])?;
+    let gate = g.unary(Unary::Sigmoid, b)?;
+    Ok(g.mul(a, gate)?)
+}
+
+fn hard_sigmoid(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let t = g.offset(x, 3.0)?;
+    let t = relu6(g, t)?;
+    Ok(g.scale(t, 1.0 / 6.0)?)
+}
+
+fn hard_tanh(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let (low, high) = (g.scalar(-1.0), g.scalar(1.0));
+    let below = g.binary(Binary::Gt, low, x)?;
+    let y = g.select(below, low, x)?;
+    let above = g.binary(Binary::Gt, x, high)?;
+    Ok(g.select(above, high, y)?)
+}
+
+fn hard_shrink(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let (zero, threshold) = (g.scalar(0.0), g.scalar(SHRINK_THRESHOLD));
+    let size = g.unary(Unary::Abs, x)?;
+    let far = g.binary(Binary::Gt, size, threshold)?;
+    Ok(g.select(far, x, zero)?)
+}
+
+fn soft_shrink(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let (low, zero, high) =
+        (g.scalar(-SHRINK_THRESHOLD), g.scalar(0.0), g.scalar(SHRINK_THRESHOLD));
+    let (below, above) = (g.binary(Binary::Gt, low, x)?, g.binary(Binary::Gt, x, high)?);
+    let (down, up) = (g.sub(x, high)?, g.sub(x, low)?);
+    let y = g.select(below, up, zero)?;
+    Ok(g.select(above, down, y)?)
+}
+
+fn squareplus(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let t = g.unary(Unary::Square, x)?;
+    let t = g.offset(t, 4.0)?;
+    let root = g.unary(Unary::Sqrt, t)?;
+    let sum = g.add(x, root)?;
+    Ok(g.scale(sum, 0.5)?)
+}
+
+fn sparse_plus(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let (low, zero, high) = (g.scalar(-1.0), g.scalar(0.0), g.scalar(1.0));
+    let t = g.offset(x, 1.0)?;
+    let t = g.unary(Unary::Square, t)?;
+    let curve = g.scale(t, 0.25)?;
+    let above = g.binary(Binary::Ge, x, high)?;
+    let y = g.select(above, x, curve)?;
+    let below = g.binary(Binary::Ge, low, x)?;
+    Ok(g.select(below, zero, y)?)
 }
 
 fn relu6(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let y = g.relu(x)?;
     let six = g.scalar(6.0);
     Ok(g.binary(Binary::Min, y, six)?)
+}
+
+/// `max_value` from `max_value` up, `x` above `threshold`, `negative_slope · (x - threshold)` below.
+pub(crate) fn relu(
+    g: &mut Graph,
+    x: NodeId,
+    max_value: Option<f64>,
+    negative_slope: f64,
+    threshold: f64,
+) -> Result<NodeId> {
+    let mut y = if threshold == 0.0 {
+        g.relu(x)?
+    } else {
+        let threshold = g.scalar(threshold);
+        let passes = g.binary(Binary::Gt, x, threshold)?;
+        g.mul(x, passes)?
+    };
+    if let Some(max_value) = max_value {
+        let max_value = g.scalar(max_value);
+        y = g.binary(Binary::Min, y, max_value)?;
+    }
+    if negative_slope != 0.0 {
+        let threshold = g.scalar(threshold);
+        let below = g.sub(threshold, x)?;
+        let below = g.relu(below)?;
+        let below = g.scale(below, negative_slope)?;
+        y = g.sub(y, below)?;
+    }
+    Ok(y)
 }
 
 /// `x` from zero up, `slope · x` below.
@@ -176,13 +423,34 @@ fn softplus(g: &mut Graph, x: NodeId) -> Result<NodeId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn every_name_is_known_and_printed_alike() {
         for name in ActivationFn::NAMES {
             let f = ActivationFn::from_name(name).unwrap_or_else(|| panic!("{name} is unknown"));
             let printed = serde_json::to_value(f).unwrap();
-            assert_eq!(printed, if *name == "swish" { "silu" } else { name });
+            assert_eq!(printed, name.replace("swish", "silu"));
         }
+    }
+
+    #[test]
+    fn functions_and_layers_are_read_as_keras_writes_them() {
+        let read = |v: Value| serde_json::from_value::<ActivationFn>(v);
+        let function = json!({ "module": "builtins", "class_name": "function", "config": "gelu",
+            "registered_name": "function" });
+        assert_eq!(read(function).unwrap(), ActivationFn::Gelu);
+        let layer = json!({ "module": "keras.layers", "class_name": "LeakyReLU",
+            "config": { "name": "leaky", "trainable": true, "dtype": null, "negative_slope": 0.1 },
+            "registered_name": null });
+        let leaky = ActivationFn::Layer(ActivationLayer::LeakyReLU { negative_slope: 0.1 });
+        assert_eq!(read(layer).unwrap(), leaky);
+        let written = serde_json::to_value(leaky).unwrap();
+        assert_eq!(written["config"], json!({ "negative_slope": 0.1 }));
+        assert_eq!(read(written).unwrap(), leaky);
+        let text = read(json!({ "class_name": "PReLU" })).unwrap_err().to_string();
+        assert!(text.starts_with("unknown variant `PReLU`, expected one of"), "{text}");
+        let text = read(json!(3)).unwrap_err().to_string();
+        assert!(text.starts_with("invalid type"), "{text}");
     }
 }

@@ -337,7 +337,7 @@ fn other_ops() -> Graph {
 
 /// Differentiates a node and compares the result with the table.
 fn check_entry(g: &Graph, id: NodeId) {
-    let node = g.node(id);
+    let node = g.node(id).clone();
     let (name, kind) = entry(&node.op);
     assert_eq!(name, node.op.name());
     let mut wanted: Vec<bool> = node.inputs.iter().map(|x| g.ty(*x).dtype == DType::F32).collect();
@@ -345,7 +345,6 @@ fn check_entry(g: &Graph, id: NodeId) {
         wanted[1] = false;
     }
     let mut g = g.clone();
-    let node = g.node(id).clone();
     // The cotangent of a sum over rows is reduced.
     let dy = match node.op {
         Op::SumRows => g.push(Op::AllReduce { scope: Scope::All }, &[id]).expect("a partial sum"),

@@ -153,6 +153,13 @@ pub fn reduce_cases() -> Vec<Case> {
     }
     cases.extend(on_both("broadcast", Op::Broadcast { dims: vec![2, 3, 4] }, &[3, 1]));
     cases.extend(on_both("broadcast of one", Op::Broadcast { dims: vec![2, 2] }, &[]));
+    cases.push(case("sum over the batch", |b| {
+        let x = b.rows(&[2, 3]);
+        let square = b.push(Op::Unary(Unary::Square), &[x]);
+        let sum = b.push(Op::SumRows, &[square]);
+        let total = b.push(Op::AllReduce { scope: Scope::All }, &[sum]);
+        b.push(Op::Binary(Binary::Mul), &[x, total])
+    }));
     cases
 }
 

@@ -1,7 +1,9 @@
 //! Programs that together launch every kernel: the op cases, training steps and the applications.
 
 use crate::strategy_on;
-use phalanx::optimizers::{Adagrad, AdamW, Lion, Nadam, RMSprop};
+use phalanx::optimizers::{
+    Adadelta, Adagrad, AdamW, Adamax, Ftrl, Lion, Nadam, RMSprop, ScheduleFreeAdamW,
+};
 use phalanx::prelude::*;
 use phalanx_graph::ops::{PoolKind, ReduceKind};
 use phalanx_graph::program::{Policy, Program};
@@ -74,6 +76,10 @@ fn rules() -> Vec<UpdateRule> {
         RMSprop::new(0.1).rule(),
         RMSprop::new(0.1).momentum(0.9).centered(true).rule(),
         Adagrad::new(0.1).rule(),
+        Adadelta::new(0.1).rule(),
+        Adamax::new(0.1).rule(),
+        Ftrl::new(0.1).learning_rate_power(-0.4).rule(),
+        ScheduleFreeAdamW::new(0.1).rule(),
         Nadam::new(0.1).rule(),
         Lion::new(0.1).rule(),
     ]);

@@ -3,7 +3,7 @@
 use super::support::{
     WeightOptions, check_finite, check_not_negative, row_axis, single, swap_with_last,
 };
-use crate::activations::{elu, leaky_relu};
+use crate::activations::{elu, leaky_relu, relu};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::{self, setters};
 use crate::constraints::{Axes, Constraint};
@@ -12,7 +12,6 @@ use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::{Config, keras_class};
 use crate::regularizers::Regularizer;
-use phalanx_graph::ops::Binary;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 
@@ -63,26 +62,7 @@ impl Layer for ReLU {
         check_not_negative(cx, "negative_slope", self.negative_slope)?;
         check_not_negative(cx, "threshold", self.threshold)?;
         let x = single(cx, inputs)?;
-        let g = cx.graph();
-        let mut y = if self.threshold == 0.0 {
-            g.relu(x)?
-        } else {
-            let threshold = g.scalar(self.threshold);
-            let passes = g.binary(Binary::Gt, x, threshold)?;
-            g.mul(x, passes)?
-        };
-        if let Some(max_value) = self.max_value {
-            let max_value = g.scalar(max_value);
-            y = g.binary(Binary::Min, y, max_value)?;
-        }
-        if self.negative_slope != 0.0 {
-            let threshold = g.scalar(self.threshold);
-            let below = g.sub(threshold, x)?;
-            let below = g.relu(below)?;
-            let below = g.scale(below, self.negative_slope)?;
-            y = g.sub(y, below)?;
-        }
-        Ok(y.into())
+        Ok(relu(cx.graph(), x, self.max_value, self.negative_slope, self.threshold)?.into())
     }
 }
 

@@ -1,9 +1,10 @@
-//! Binary crossentropy, averaged over the last axis: `loss = mean(-t · log p - (1 - t) · log(1 - p))` with `p`
+//! Binary crossentropy, averaged over an axis: `loss = mean(-t · log p - (1 - t) · log(1 - p))` with `p`
 //! clipped to `[1e-7, 1 - 1e-7]` and `t = y_true · (1 - label_smoothing) + label_smoothing / 2`.
 //!
 //! For logits `x` the same is `max(x, 0) - x · t + log(1 + e^-|x|)`, which never overflows.
 
-use super::{Common, Loss, check_fraction, clip_probability, input_if, mean_last};
+use super::axis::mean_over;
+use super::{Common, Loss, check_fraction, clip_probability, input_if, smooth};
 use crate::config::options;
 use crate::error::Result;
 use crate::registry::keras_class;
@@ -18,29 +19,27 @@ options! {
         from_logits: bool = false,
         /// How far targets are moved towards 0.5.
         label_smoothing: f64 = 0.0,
+        /// The axis over which the mean is taken, counted with the batch.
+        axis: i64 = -1,
     }
 }
 
 impl Loss for BinaryCrossentropy {
-    keras_class!("BinaryCrossentropy", common, { "axis": -1 });
+    keras_class!("BinaryCrossentropy", common);
 
     fn validate(&self) -> Result<()> {
         check_fraction(self.name(), "label_smoothing", self.label_smoothing)
     }
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
-        let mut target = y_true;
-        if self.label_smoothing != 0.0 {
-            target = g.scale(target, 1.0 - self.label_smoothing)?;
-            target = g.offset(target, 0.5 * self.label_smoothing)?;
-        }
+        let target = smooth(g, y_true, self.label_smoothing, 0.5)?;
         let sigmoid = Op::Unary(Unary::Sigmoid);
         let logits = if self.from_logits { Some(y_pred) } else { input_if(g, y_pred, &sigmoid) };
         let values = match logits {
             Some(logits) => from_logits(g, target, logits)?,
             None => from_probabilities(g, target, y_pred)?,
         };
-        mean_last(g, values)
+        mean_over(&self.owner(), self.axis, g, values)
     }
 }
 
@@ -57,7 +56,7 @@ fn from_logits(g: &mut Graph, target: NodeId, x: NodeId) -> Result<NodeId> {
     Ok(g.add(linear, rest)?)
 }
 
-fn from_probabilities(g: &mut Graph, target: NodeId, p: NodeId) -> Result<NodeId> {
+pub(super) fn from_probabilities(g: &mut Graph, target: NodeId, p: NodeId) -> Result<NodeId> {
     let one = g.scalar(1.0);
     let p = clip_probability(g, p)?;
     let q = g.sub(one, p)?;

@@ -24,8 +24,7 @@ impl Loss for Huber {
         if self.delta > 0.0 && self.delta.is_finite() {
             return Ok(());
         }
-        let owner = format!("loss '{}'", self.name());
-        Err(Error::argument(owner, "delta", "a number above 0", self.delta))
+        Err(Error::argument(self.owner(), "delta", "a number above 0", self.delta))
     }
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {

@@ -3,18 +3,30 @@
 //! A loss gives one value per sample and position ([`Loss::call`]). Its [`Reduction`] defines how the trainer
 //! combines the values of the global batch. A new loss is one file here and one row in the table.
 
+mod axis;
 mod binary_crossentropy;
 mod categorical_crossentropy;
+mod cosine_similarity;
+mod focal;
+mod generalized_cross_entropy;
 mod hinge;
 mod huber;
 mod kl_divergence;
+mod log_cosh;
 mod mean_error;
+mod overlap;
+mod poisson;
 mod sparse_categorical_crossentropy;
+
+pub(crate) use axis::{mean_over, sample_axis};
+pub(crate) use cosine_similarity::cosine;
+pub use focal::Alpha;
 
 use crate::config;
 use crate::error::{Error, Result};
 use crate::registry::{Class, Config, Registry, registry};
-use phalanx_graph::{DType, Graph, NodeId, Op, Type};
+use phalanx_graph::ops::Binary;
+use phalanx_graph::{DType, Graph, NodeId, Op, Scope, Type};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -26,17 +38,34 @@ registry! {
     const LOSSES: dyn Loss = read;
 
     sparse_categorical_crossentropy {
-        SparseCategoricalCrossentropy aliases ["sparse_categorical_crossentropy"],
+        SparseCategoricalCrossentropy = read_sparse aliases ["sparse_categorical_crossentropy"],
     }
     categorical_crossentropy { CategoricalCrossentropy aliases ["categorical_crossentropy"] }
     binary_crossentropy { BinaryCrossentropy aliases ["binary_crossentropy", "bce", "BCE"] }
     mean_error {
         MeanSquaredError aliases ["mean_squared_error", "mse", "MSE"],
         MeanAbsoluteError aliases ["mean_absolute_error", "mae", "MAE"],
+        MeanAbsolutePercentageError aliases ["mean_absolute_percentage_error", "mape", "MAPE"],
+        MeanSquaredLogarithmicError aliases ["mean_squared_logarithmic_error", "msle", "MSLE"],
     }
+    cosine_similarity { CosineSimilarity aliases ["cosine_similarity"] }
+    log_cosh { LogCosh aliases ["log_cosh"] }
+    poisson { Poisson aliases ["poisson"] }
     huber { Huber aliases ["huber"] }
     kl_divergence { KLDivergence aliases ["kl_divergence", "kld", "KLD"] }
-    hinge { Hinge aliases ["hinge"] }
+    hinge {
+        Hinge aliases ["hinge"],
+        SquaredHinge aliases ["squared_hinge"],
+        CategoricalHinge aliases ["categorical_hinge"],
+    }
+    focal {
+        BinaryFocalCrossentropy aliases ["binary_focal_crossentropy"],
+        CategoricalFocalCrossentropy aliases ["categorical_focal_crossentropy"],
+    }
+    generalized_cross_entropy {
+        CategoricalGeneralizedCrossEntropy aliases ["categorical_generalized_cross_entropy"],
+    }
+    overlap { Dice aliases ["dice"], Tversky aliases ["tversky"] }
 }
 
 const REGISTRY: Registry<dyn Loss> = Registry { kind: "loss", tables: &[LOSSES] };
@@ -115,9 +144,48 @@ pub trait Loss: Debug + Send + Sync {
         self.common().reduction
     }
 
+    /// The loss in error messages.
+    fn owner(&self) -> String {
+        format!("loss '{}'", self.name())
+    }
+
     /// Checks the options.
     fn validate(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// The class whose labels do not count, if any. It need not be one of the predicted classes.
+    fn ignored_class(&self) -> Option<i64> {
+        None
+    }
+
+    /// The factor by which the values of a batch grow because ignored labels do not count in their mean: the total
+    /// weight of all labels divided by that of the others, over all workers. `None` if every label counts.
+    fn ignored_factor(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        weight: NodeId,
+    ) -> Result<Option<NodeId>> {
+        let Some(ignored) = self.ignored_class() else { return Ok(None) };
+        let weight = match self.reduction() {
+            Reduction::Sum => return Ok(None),
+            Reduction::SumOverBatchSize => g.binary(Binary::Eq, weight, weight)?,
+            Reduction::MeanWithSampleWeight => weight,
+        };
+        let counted = counted_labels(g, y_true, ignored)?;
+        let counted = g.mean_row(counted)?;
+        let counted = g.mul(counted, weight)?;
+        let sum = |g: &mut Graph, x: NodeId| -> Result<NodeId> {
+            let partial = g.push(Op::SumRows, &[x])?;
+            Ok(g.push(Op::AllReduce { scope: Scope::All }, &[partial])?)
+        };
+        let (total, counted) = (sum(g, weight)?, sum(g, counted)?);
+        let (zero, one) = (g.scalar(0.0), g.scalar(1.0));
+        let none = g.binary(Binary::Eq, counted, zero)?;
+        let divisor = g.select(none, one, counted)?;
+        let factor = g.div(total, divisor)?;
+        Ok(Some(g.select(none, zero, factor)?))
     }
 
     /// The type that targets must have for predictions of this type. It is the same type, unless the loss takes
@@ -179,6 +247,48 @@ fn input_if(g: &Graph, y_pred: NodeId, op: &Op) -> Option<NodeId> {
     (node.op == *op).then(|| node.inputs[0])
 }
 
+/// Targets like predictions, which must have a last axis of classes.
+fn class_targets(loss: &str, prediction: &Type) -> Result<Type> {
+    let float = prediction.is_rows() && prediction.dtype == DType::F32;
+    if float && !prediction.dims.is_empty() {
+        return Ok(prediction.clone());
+    }
+    Err(mismatch(loss, "y_pred", "a last axis of classes", prediction))
+}
+
+/// Class indices for predictions with a last axis of classes.
+fn label_targets(loss: &str, prediction: &Type) -> Result<Type> {
+    match prediction.dims.split_last() {
+        Some((classes, lead)) if *classes > 0 && prediction.is_rows() => {
+            Ok(Type { dtype: DType::I32, dims: lead.to_vec(), ..prediction.clone() })
+        }
+        _ => Err(mismatch(loss, "y_pred", "a last axis of classes", prediction)),
+    }
+}
+
+/// 1 for each label that counts, 0 for those of the ignored class.
+fn counted_labels(g: &mut Graph, labels: NodeId, ignored: i64) -> Result<NodeId> {
+    let (one, ignored) = (g.scalar(1.0), g.scalar(ignored as f64));
+    let labels = g.cast(labels, DType::F32)?;
+    let ignored = g.binary(Binary::Eq, labels, ignored)?;
+    Ok(g.sub(one, ignored)?)
+}
+
+/// Moves targets towards `centre`: `t · (1 - label_smoothing) + label_smoothing · centre`.
+fn smooth(g: &mut Graph, target: NodeId, label_smoothing: f64, centre: f64) -> Result<NodeId> {
+    if label_smoothing == 0.0 {
+        return Ok(target);
+    }
+    let target = g.scale(target, 1.0 - label_smoothing)?;
+    Ok(g.offset(target, label_smoothing * centre)?)
+}
+
+/// Moves one-hot targets towards the even distribution over the classes.
+fn smooth_classes(g: &mut Graph, target: NodeId, label_smoothing: f64) -> Result<NodeId> {
+    let classes = g.ty(target).last().max(1) as f64;
+    smooth(g, target, label_smoothing, 1.0 / classes)
+}
+
 /// Sum over the last axis, which is removed.
 fn sum_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let dims = g.ty(x).dims.clone();
@@ -207,11 +317,14 @@ fn read<L>(class: &Class<dyn Loss>, config: &Config) -> Result<Box<dyn Loss>>
 where
     L: Loss + Default + Serialize + DeserializeOwned + 'static,
 {
-    let options = [("axis", (-1).into()), ("ignore_class", Value::Null)];
-    config::check_fixed_options(class.name, config, &options)?;
     let loss: L = config::read(class.name, config)?;
     loss.validate()?;
     Ok(Box::new(loss))
+}
+
+fn read_sparse(class: &Class<dyn Loss>, config: &Config) -> Result<Box<dyn Loss>> {
+    config::check_fixed_options(class.name, config, &[("axis", (-1).into())])?;
+    read::<SparseCategoricalCrossentropy>(class, config)
 }
 
 /// The class names that [`from_config`] knows.

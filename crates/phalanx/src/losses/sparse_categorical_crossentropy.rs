@@ -1,9 +1,10 @@
 //! Crossentropy between class indices and predicted probabilities: `loss = -log p[label]`, with
 //! `p = softmax(y_pred)` for logits, else `y_pred / Σ y_pred` clipped to `[1e-7, 1 - 1e-7]`.
 //!
-//! Predictions are `[.., classes]`, targets are integers `[..]`; there is one value per target.
+//! Predictions are `[.., classes]`, targets are integers `[..]`; there is one value per target. Targets of
+//! `ignore_class` have the value 0 and do not count in means.
 
-use super::{Common, Loss, clip_probability, input_if, mismatch, sum_last};
+use super::{Common, Loss, clip_probability, counted_labels, input_if, label_targets, sum_last};
 use crate::config::options;
 use crate::error::Result;
 use crate::registry::keras_class;
@@ -16,22 +17,38 @@ options! {
         common: Common::named("sparse_categorical_crossentropy");
         /// Whether predictions are logits rather than probabilities.
         from_logits: bool = false,
+        /// A class whose labels do not count, which need not be one of the predicted classes.
+        ignore_class: Option<i64> = None,
     }
 }
 
 impl Loss for SparseCategoricalCrossentropy {
-    keras_class!("SparseCategoricalCrossentropy", common, { "ignore_class": null });
+    keras_class!("SparseCategoricalCrossentropy", common);
 
     fn target(&self, prediction: &Type) -> Result<Type> {
-        match prediction.dims.split_last() {
-            Some((classes, lead)) if *classes > 0 && prediction.is_rows() => {
-                Ok(Type { dtype: DType::I32, dims: lead.to_vec(), ..prediction.clone() })
-            }
-            _ => Err(mismatch(self.name(), "y_pred", "a last axis of classes", prediction)),
-        }
+        label_targets(self.name(), prediction)
+    }
+
+    fn ignored_class(&self) -> Option<i64> {
+        self.ignore_class
     }
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+        let Some(ignored) = self.ignore_class else { return self.all_values(g, y_true, y_pred) };
+        let counted = counted_labels(g, y_true, ignored)?;
+        let zero = g.scalar(0.0);
+        // Ignored labels may lie outside the classes.
+        let labels = g.cast(y_true, DType::F32)?;
+        let labels = g.select(counted, labels, zero)?;
+        let labels = g.cast(labels, DType::I32)?;
+        let values = self.all_values(g, labels, y_pred)?;
+        Ok(g.select(counted, values, zero)?)
+    }
+}
+
+impl SparseCategoricalCrossentropy {
+    /// The values if all labels count.
+    fn all_values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let logits =
             if self.from_logits { Some(y_pred) } else { input_if(g, y_pred, &Op::Softmax) };
         if let Some(logits) = logits {

@@ -1,5 +1,6 @@
 //! Accuracies: the fraction of correct predictions.
 //!
+//! - plain: `y_pred == y_true`
 //! - sparse categorical: `argmax(y_pred) == y_true`, for class indices
 //! - categorical: `argmax(y_pred) == argmax(y_true)`, for one-hot targets
 //! - binary: `(y_pred > threshold) == y_true`
@@ -10,6 +11,13 @@ use crate::error::Result;
 use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{DType, Graph, NodeId, Op};
+
+options! {
+    /// The fraction of predictions that equal their target.
+    pub struct Accuracy {
+        name: "accuracy";
+    }
+}
 
 options! {
     /// The fraction of samples whose highest-scoring class is the label.
@@ -40,6 +48,22 @@ fn matches(g: &mut Graph, labels: NodeId, y_pred: NodeId) -> Result<NodeId> {
     let best = g.cast(best, DType::F32)?;
     let labels = g.cast(labels, DType::F32)?;
     Ok(g.binary(Binary::Eq, labels, best)?)
+}
+
+impl Metric for Accuracy {
+    keras_class!("Accuracy", name);
+
+    fn update(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        y_pred: NodeId,
+        weight: NodeId,
+    ) -> Result<NodeId> {
+        let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
+        let hits = g.binary(Binary::Eq, y_true, y_pred)?;
+        mean_state(self, g, hits, weight)
+    }
 }
 
 impl Metric for SparseCategoricalAccuracy {

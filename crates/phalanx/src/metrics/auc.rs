@@ -3,12 +3,14 @@
 //! For each of `n` thresholds from just below 0 to just above 1, the state holds the total weight of the
 //! positives, and then of the negatives, scored above it. The first threshold counts all of them.
 
-use super::{Metric, mismatch, ratio, targets_like_predictions};
+use super::{
+    MAX_THRESHOLDS, Metric, check_weights, mismatch, owner, ratio, targets_like_predictions,
+};
 use crate::config::options;
 use crate::error::{Error, Result};
 use crate::registry::keras_class;
 use phalanx_graph::ops::{Binary, Unary};
-use phalanx_graph::{Graph, NodeId, Op};
+use phalanx_graph::{Graph, NodeId, Op, Type};
 use serde::{Deserialize, Serialize};
 
 /// The curve whose area is measured.
@@ -19,6 +21,8 @@ pub enum Curve {
     ROC,
     /// Precision over recall.
     PR,
+    /// Precision gain over recall gain, which are 0 for the base rate of the positives and 1 at best.
+    PRGAIN,
 }
 
 /// How the area between two thresholds is computed.
@@ -46,10 +50,32 @@ options! {
         summation_method: SummationMethod = SummationMethod::Interpolation,
         /// Whether predictions are logits rather than probabilities.
         from_logits: bool = false,
+        /// Whether every number of a sample is a label with a curve of its own. The result is the mean of the areas.
+        multi_label: bool = false,
+        /// The number of labels, if it is to be checked.
+        num_labels: Option<usize> = None,
     }
 }
 
 impl AUC {
+    /// The weights of positives and negatives above each threshold, for one label.
+    fn counts(&self, g: &mut Graph, operands: [NodeId; 3]) -> Result<NodeId> {
+        let counts = g.push(Op::ThresholdCounts { n: self.num_thresholds }, &operands)?;
+        Ok(g.reshape(counts, &[2 * self.num_thresholds])?)
+    }
+
+    /// The number of labels of a sample.
+    fn labels(&self, g: &Graph, y_pred: NodeId) -> Result<usize> {
+        match g.ty(y_pred).dims[..] {
+            [labels] if self.num_labels.is_none_or(|expected| expected == labels) => Ok(labels),
+            _ => {
+                let labels = self.num_labels.map_or("labels".into(), |n| n.to_string());
+                let expected = format!("shape (None, {labels})");
+                Err(mismatch(self, "y_pred", expected, g.ty(y_pred)))
+            }
+        }
+    }
+
     /// The area between two neighbouring thresholds, from the true and false positives at each.
     fn segment_area(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
         if (self.curve, self.summation_method) == (Curve::PR, SummationMethod::Interpolation) {
@@ -58,6 +84,12 @@ impl AUC {
         let point = |[tp, fp]: [f64; 2]| match self.curve {
             Curve::ROC => (ratio(fp, total[1]), ratio(tp, total[0])),
             Curve::PR => (ratio(tp, total[0]), ratio(tp, tp + fp)),
+            Curve::PRGAIN if tp == 0.0 => (0.0, 1.0),
+            Curve::PRGAIN => {
+                let scale = ratio(total[0], total[1]);
+                let gain = |wrong: f64| 1.0 - scale * ratio(wrong, tp);
+                (gain(total[0] - tp).max(0.0), gain(fp))
+            }
         };
         let ((x0, y0), (x1, y1)) = (point(high), point(low));
         let height = match self.summation_method {
@@ -81,17 +113,19 @@ fn interpolated_precision(high: [f64; 2], low: [f64; 2], total: f64) -> f64 {
 }
 
 impl Metric for AUC {
-    keras_class!("AUC", name, { "multi_label": false, "num_labels": null, "label_weights": null });
+    keras_class!("AUC", name, { "label_weights": null });
 
     fn validate(&self) -> Result<()> {
-        // Every threshold is a sum on every worker; a larger number is a typo.
-        const MAX_THRESHOLDS: usize = 1 << 20;
+        if self.num_labels.is_some() && !self.multi_label {
+            let expected = "null unless multi_label is true";
+            let received = self.num_labels.unwrap_or_default();
+            return Err(Error::argument(owner(self), "num_labels", expected, received));
+        }
         if (2..=MAX_THRESHOLDS).contains(&self.num_thresholds) {
             return Ok(());
         }
-        let owner = format!("metric '{}'", self.name);
         let expected = format!("2 to {MAX_THRESHOLDS}");
-        Err(Error::argument(owner, "num_thresholds", expected, self.num_thresholds))
+        Err(Error::argument(owner(self), "num_thresholds", expected, self.num_thresholds))
     }
 
     fn update(
@@ -101,10 +135,6 @@ impl Metric for AUC {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        if g.ty(y_pred).len() != 1 {
-            let received = g.ty(y_pred);
-            return Err(mismatch(self, "y_pred", "one number per sample".into(), received));
-        }
         let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
         let zero = g.scalar(0.0);
         let one = g.scalar(1.0);
@@ -112,23 +142,41 @@ impl Metric for AUC {
         let label = g.sub(one, no)?;
         let score = if self.from_logits { g.unary(Unary::Sigmoid, y_pred)? } else { y_pred };
         let score = g.clamp(score, 0.0, 1.0)?;
-        let (score, label) = (g.reshape(score, &[])?, g.reshape(label, &[])?);
-        let weight = g.reshape(weight, &[])?;
-        let op = Op::ThresholdCounts { n: self.num_thresholds };
-        let counts = g.push(op, &[score, label, weight])?;
-        Ok(g.reshape(counts, &[self.state_len()])?)
+        // One weight for each position.
+        check_weights(self, g, score, weight)?;
+        let ones = g.binary(Binary::Eq, label, label)?;
+        let weight = g.mul(ones, weight)?;
+        if !self.multi_label {
+            return self.counts(g, [score, label, weight]);
+        }
+        let mut curves = vec![];
+        for start in 0..self.labels(g, y_pred)? {
+            let slice = Op::Slice { axis: 0, start, len: 1 };
+            let mut operands = [score, label, weight];
+            for operand in &mut operands {
+                *operand = g.push(slice.clone(), &[*operand])?;
+            }
+            curves.push(self.counts(g, operands)?);
+        }
+        Ok(g.push(Op::Concat { axis: 0 }, &curves)?)
     }
 
-    fn state_len(&self) -> usize {
-        2 * self.num_thresholds
+    fn state_len(&self, prediction: &Type) -> usize {
+        let curves = if self.multi_label { prediction.len() } else { 1 };
+        curves.saturating_mul(2 * self.num_thresholds)
     }
 
     fn result(&self, state: &[f64]) -> f64 {
         let n = self.num_thresholds;
-        if n == 0 || state.len() != 2 * n {
+        if n == 0 || state.is_empty() {
             return 0.0;
         }
-        let at = |i: usize| [state[i], state[n + i]];
-        (1..n).map(|i| self.segment_area(at(i - 1), at(i), at(0))).sum()
+        let area = |curve: &[f64]| -> f64 {
+            let at = |i: usize| [curve[i], curve[n + i]];
+            (1..n).map(|i| self.segment_area(at(i - 1), at(i), at(0))).sum()
+        };
+        let curves = state.chunks_exact(2 * n);
+        let count = curves.len().max(1) as f64;
+        curves.map(area).sum::<f64>() / count
     }
 }

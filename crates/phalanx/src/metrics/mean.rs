@@ -1,6 +1,6 @@
-//! Means over samples: the mean of any loss, and the root mean squared error.
+//! Means over samples: the mean of any loss, the root mean squared error and the cosine similarity.
 
-use super::{Metric, mean_state, ratio, targets_like_predictions};
+use super::{Metric, mean_state, owner, ratio, targets_like_predictions};
 use crate::config::options;
 use crate::error::Result;
 use crate::losses::{self, Loss};
@@ -20,6 +20,10 @@ pub struct LossMetric<L> {
 pub type MeanSquaredError = LossMetric<losses::MeanSquaredError>;
 /// Mean of absolute differences.
 pub type MeanAbsoluteError = LossMetric<losses::MeanAbsoluteError>;
+/// Mean of absolute differences, in percent of the target.
+pub type MeanAbsolutePercentageError = LossMetric<losses::MeanAbsolutePercentageError>;
+/// Mean of squared differences of logarithms.
+pub type MeanSquaredLogarithmicError = LossMetric<losses::MeanSquaredLogarithmicError>;
 /// Mean crossentropy of 0-or-1 targets.
 pub type BinaryCrossentropy = LossMetric<losses::BinaryCrossentropy>;
 /// Mean crossentropy of one-hot targets.
@@ -32,6 +36,12 @@ pub type Huber = LossMetric<losses::Huber>;
 pub type KLDivergence = LossMetric<losses::KLDivergence>;
 /// Mean hinge loss.
 pub type Hinge = LossMetric<losses::Hinge>;
+/// Mean squared hinge loss.
+pub type SquaredHinge = LossMetric<losses::SquaredHinge>;
+/// Mean hinge loss of one-hot targets.
+pub type CategoricalHinge = LossMetric<losses::CategoricalHinge>;
+/// Mean Poisson loss.
+pub type Poisson = LossMetric<losses::Poisson>;
 
 impl<L: Loss> LossMetric<L> {
     /// The mean of a loss.
@@ -48,9 +58,11 @@ impl<L: Loss> Metric for LossMetric<L> {
     fn config(&self) -> Config {
         let mut config = self.loss.config();
         config.insert("dtype".into(), "float32".into());
-        // Keras' metrics do not accept the first key, and not all accept the second.
+        // Keras' metrics do not accept the first key, and this one not the second.
         config.remove("reduction");
-        config.remove("axis");
+        if self.class_name() == "BinaryCrossentropy" {
+            config.remove("axis");
+        }
         config
     }
 
@@ -110,5 +122,53 @@ impl Metric for RootMeanSquaredError {
             [total, count] => ratio(*total, *count).sqrt(),
             _ => 0.0,
         }
+    }
+}
+
+options! {
+    /// Mean of `ln(cosh(y_pred - y_true))`.
+    pub struct LogCoshError {
+        name: "logcosh";
+    }
+}
+
+impl Metric for LogCoshError {
+    keras_class!("LogCoshError", name);
+
+    fn update(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        y_pred: NodeId,
+        weight: NodeId,
+    ) -> Result<NodeId> {
+        let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
+        let values = losses::LogCosh::default().call(g, y_true, y_pred)?;
+        mean_state(self, g, values, weight)
+    }
+}
+
+options! {
+    /// Mean cosine of the angle between targets and predictions.
+    pub struct CosineSimilarity {
+        name: "cosine_similarity";
+        /// The axis of the vectors, counted with the batch.
+        axis: i64 = -1,
+    }
+}
+
+impl Metric for CosineSimilarity {
+    keras_class!("CosineSimilarity", name);
+
+    fn update(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        y_pred: NodeId,
+        weight: NodeId,
+    ) -> Result<NodeId> {
+        let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
+        let values = losses::cosine(&owner(self), self.axis, g, y_true, y_pred)?;
+        mean_state(self, g, values, weight)
     }
 }

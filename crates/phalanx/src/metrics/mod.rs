@@ -5,19 +5,31 @@
 //! how the rows were distributed.
 
 mod accuracy;
+mod at_constraint;
 mod auc;
 mod confusion;
+mod correlation;
+mod f_score;
+mod iou;
 mod mean;
+mod r2_score;
+mod support;
 mod top_k;
 
 pub use auc::{Curve, SummationMethod};
+pub use confusion::Thresholds;
+pub use f_score::Average;
 pub use mean::LossMetric;
+pub use r2_score::ClassAggregation;
+use support::{
+    MAX_THRESHOLDS, check_labels, check_threshold, check_weights, class_slice, classes, mean_state,
+    mismatch, owner, position_sums, ratio, targets_like_predictions, top_k_mask,
+};
 
 use crate::config;
 use crate::error::{Error, Result};
-use crate::losses::describe;
 use crate::registry::{Class, Config, Registry, registry};
-use phalanx_graph::{DType, Graph, NodeId, Op, Space, Type};
+use phalanx_graph::{Graph, NodeId, Type};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -29,6 +41,7 @@ registry! {
     const METRICS: dyn Metric = read;
 
     accuracy {
+        Accuracy,
         BinaryAccuracy aliases ["binary_accuracy"],
         CategoricalAccuracy aliases ["categorical_accuracy"],
         SparseCategoricalAccuracy aliases ["sparse_categorical_accuracy"],
@@ -37,8 +50,34 @@ registry! {
         TopKCategoricalAccuracy aliases ["top_k_categorical_accuracy"],
         SparseTopKCategoricalAccuracy aliases ["sparse_top_k_categorical_accuracy"],
     }
-    confusion { Precision aliases ["precision"], Recall aliases ["recall"] }
+    confusion {
+        TruePositives aliases ["true_positives"],
+        FalsePositives aliases ["false_positives"],
+        TrueNegatives aliases ["true_negatives"],
+        FalseNegatives aliases ["false_negatives"],
+        Precision aliases ["precision"],
+        Recall aliases ["recall"],
+    }
+    at_constraint {
+        SensitivityAtSpecificity aliases ["sensitivity_at_specificity"] required ["specificity"],
+        SpecificityAtSensitivity aliases ["specificity_at_sensitivity"] required ["sensitivity"],
+        PrecisionAtRecall aliases ["precision_at_recall"] required ["recall"],
+        RecallAtPrecision aliases ["recall_at_precision"] required ["precision"],
+    }
     auc { AUC = read_auc aliases ["auc"] }
+    f_score { FBetaScore aliases ["f_beta_score"], F1Score aliases ["f1_score"] }
+    iou {
+        IoU aliases ["io_u"] required ["num_classes", "target_class_ids"],
+        BinaryIoU aliases ["binary_io_u"],
+        MeanIoU aliases ["mean_io_u"] required ["num_classes"],
+        OneHotIoU aliases ["one_hot_io_u"] required ["num_classes", "target_class_ids"],
+        OneHotMeanIoU aliases ["one_hot_mean_io_u"] required ["num_classes"],
+    }
+    r2_score { R2Score aliases ["r2_score"] }
+    correlation {
+        PearsonCorrelation aliases ["pearson_correlation"],
+        ConcordanceCorrelation aliases ["concordance_correlation"],
+    }
 }
 
 registry! {
@@ -49,13 +88,20 @@ registry! {
     mean {
         MeanSquaredError aliases ["mean_squared_error", "mse", "MSE"],
         MeanAbsoluteError aliases ["mean_absolute_error", "mae", "MAE"],
+        MeanAbsolutePercentageError aliases ["mean_absolute_percentage_error", "mape", "MAPE"],
+        MeanSquaredLogarithmicError aliases ["mean_squared_logarithmic_error", "msle", "MSLE"],
         RootMeanSquaredError aliases ["root_mean_squared_error"],
+        CosineSimilarity aliases ["cosine_similarity"],
+        LogCoshError aliases ["log_cosh_error"],
+        Poisson aliases ["poisson"],
         BinaryCrossentropy aliases ["binary_crossentropy", "bce", "BCE"],
         CategoricalCrossentropy aliases ["categorical_crossentropy"],
-        SparseCategoricalCrossentropy aliases ["sparse_categorical_crossentropy"],
+        SparseCategoricalCrossentropy = read_sparse aliases ["sparse_categorical_crossentropy"],
         Huber aliases ["huber"],
         KLDivergence aliases ["kl_divergence", "kld", "KLD"],
         Hinge aliases ["hinge"],
+        SquaredHinge aliases ["squared_hinge"],
+        CategoricalHinge aliases ["categorical_hinge"],
     }
 }
 
@@ -91,8 +137,8 @@ pub trait Metric: Debug + Send + Sync {
         false
     }
 
-    /// The length of the vector of sums.
-    fn state_len(&self) -> usize {
+    /// The length of the vector of sums for predictions of this type.
+    fn state_len(&self, _prediction: &Type) -> usize {
         2
     }
 
@@ -121,129 +167,31 @@ pub trait MetricExt: Metric + Sized {
 
 impl<M: Metric> MetricExt for M {}
 
-/// `a / b`, or 0 if `b` is 0.
-fn ratio(a: f64, b: f64) -> f64 {
-    if b == 0.0 { 0.0 } else { a / b }
-}
-
-/// The sums of a weighted mean over samples: the sum of each sample's weighted mean over its positions, and the
-/// sum of the weights.
-fn mean_state(
-    metric: &dyn Metric,
-    g: &mut Graph,
-    values: NodeId,
-    weight: NodeId,
-) -> Result<NodeId> {
-    let (total, count) = if g.ty(weight).dims.is_empty() {
-        let mean = g.mean_row(values)?;
-        (g.mul(mean, weight)?, weight)
-    } else {
-        check_same_type(metric, g, "sample_weight", values, weight)?;
-        let weighted = g.mul(values, weight)?;
-        (g.mean_row(weighted)?, g.mean_row(weight)?)
-    };
-    sum_rows(g, &[total, count])
-}
-
-/// Sums each of `numbers`, which have one value per row, over the rows and returns one partial vector.
-fn sum_rows(g: &mut Graph, numbers: &[NodeId]) -> Result<NodeId> {
-    let columns: Vec<NodeId> =
-        numbers.iter().map(|n| g.reshape(*n, &[1])).collect::<Result<_, _>>()?;
-    let joined = g.push(Op::Concat { axis: 0 }, &columns)?;
-    Ok(g.push(Op::SumRows, &[joined])?)
-}
-
-fn mismatch(metric: &dyn Metric, argument: &str, expected: String, received: &Type) -> Error {
-    let owner = format!("metric '{}'", metric.name());
-    Error::argument(owner, argument, expected, describe(received))
-}
-
-/// Fails unless an operand has the type of `model`.
-fn check_same_type(
-    metric: &dyn Metric,
-    g: &Graph,
-    argument: &str,
-    model: NodeId,
-    x: NodeId,
-) -> Result<()> {
-    if g.ty(x) == g.ty(model) {
-        return Ok(());
-    }
-    Err(mismatch(metric, argument, describe(g.ty(model)), g.ty(x)))
-}
-
-/// Targets as floats in the shape of the predictions, for metrics that compare them element by element.
-fn targets_like_predictions(
-    metric: &dyn Metric,
-    g: &mut Graph,
-    y_true: NodeId,
-    y_pred: NodeId,
-) -> Result<NodeId> {
-    let (target, prediction) = (g.ty(y_true).clone(), g.ty(y_pred).clone());
-    // `[]` and `[1]` are both one number per row.
-    let fits = target.dims == prediction.dims || target.len() == 1 && prediction.len() == 1;
-    if !fits || !target.is_rows() {
-        return Err(mismatch(metric, "y_true", describe(&prediction), &target));
-    }
-    let y_true = g.cast(y_true, DType::F32)?;
-    Ok(g.reshape(y_true, &prediction.dims)?)
-}
-
-/// Fails unless targets are class indices and predictions have a last axis of classes.
-fn check_labels(metric: &dyn Metric, g: &Graph, y_true: NodeId, y_pred: NodeId) -> Result<()> {
-    let (target, prediction) = (g.ty(y_true), g.ty(y_pred));
-    let Some((_, lead)) = prediction.dims.split_last() else {
-        return Err(mismatch(metric, "y_pred", "a last axis of classes".into(), prediction));
-    };
-    let labels = Type::new(DType::I32, Space::Rows, lead);
-    if *target == labels {
-        return Ok(());
-    }
-    Err(mismatch(metric, "y_true", describe(&labels), target))
-}
-
-/// The class indices of one-hot (or soft) targets shaped like the predictions.
-fn classes(metric: &dyn Metric, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
-    if g.ty(y_pred).dims.is_empty() {
-        let received = g.ty(y_pred);
-        return Err(mismatch(metric, "y_pred", "a last axis of classes".into(), received));
-    }
-    check_same_type(metric, g, "y_true", y_pred, y_true)?;
-    Ok(g.push(Op::ArgMax, &[y_true])?)
-}
-
-/// Fails unless a threshold lies in `0..=1`.
-fn check_threshold(metric: &dyn Metric, argument: &str, threshold: f64) -> Result<()> {
-    if (0.0..=1.0).contains(&threshold) {
-        return Ok(());
-    }
-    let owner = format!("metric '{}'", metric.name());
-    Err(Error::argument(owner, argument, "a number from 0 to 1", threshold))
-}
-
 fn read<M>(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>>
 where
     M: Metric + Default + Serialize + DeserializeOwned + 'static,
 {
-    let options = [
-        ("axis", (-1).into()),
-        ("ignore_class", Value::Null),
-        ("top_k", Value::Null),
-        ("class_id", Value::Null),
-        ("from_sorted_ids", false.into()),
-        ("multi_label", false.into()),
-        ("num_labels", Value::Null),
-        ("label_weights", Value::Null),
-    ];
-    config::check_fixed_options(class.name, config, &options)?;
+    if let Some(key) = class.required.iter().find(|key| !config.contains_key(**key)) {
+        return Err(Error::config(class.name, format!("missing key `{key}`")));
+    }
+    config::check_fixed_options(class.name, config, &[("from_sorted_ids", false.into())])?;
     let metric: M = config::read(class.name, config)?;
     metric.validate()?;
     Ok(Box::new(metric))
 }
 
 fn read_auc(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>> {
-    config::check_fixed_options(class.name, config, &[("thresholds", Value::Null)])?;
+    let options = [("thresholds", Value::Null), ("label_weights", Value::Null)];
+    config::check_fixed_options(class.name, config, &options)?;
     read::<AUC>(class, config)
+}
+
+/// Without sample weights, Keras counts ignored labels as correct. A metric here does not know whether there are
+/// weights.
+fn read_sparse(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>> {
+    let options = [("axis", (-1).into()), ("ignore_class", Value::Null)];
+    config::check_fixed_options(class.name, config, &options)?;
+    read::<SparseCategoricalCrossentropy>(class, config)
 }
 
 /// The class names that [`from_config`] knows.

@@ -1,7 +1,7 @@
 //! Top-k accuracies: the fraction of samples whose label is among the `k` highest-scoring classes, that is,
 //! fewer than `k` classes score higher.
 
-use super::{Metric, check_labels, classes, mean_state};
+use super::{Metric, check_labels, classes, mean_state, owner};
 use crate::config::options;
 use crate::error::{Error, Result};
 use crate::registry::keras_class;
@@ -29,7 +29,7 @@ fn check_k(metric: &dyn Metric, k: usize) -> Result<()> {
     if k > 0 {
         return Ok(());
     }
-    Err(Error::argument(format!("metric '{}'", metric.name()), "k", "1 or more", k))
+    Err(Error::argument(owner(metric), "k", "1 or more", k))
 }
 
 impl Metric for TopKCategoricalAccuracy {

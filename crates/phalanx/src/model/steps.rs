@@ -63,15 +63,20 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         }
         let weighted = g.mul(sample, weight)?;
         let sum = g.push(Op::SumRows, &[weighted])?;
-        fetches.push(reduced_fetch(g, format!("loss_{i}"), sum)?);
-        let coefficient = g.mul(weight, scale)?;
+        let mut fetch = reduced_fetch(g, format!("loss_{i}"), sum)?;
+        let mut coefficient = g.mul(weight, scale)?;
+        if let Some(factor) = loss.ignored_factor(g, targets[i], weight)? {
+            fetch.node = g.mul(fetch.node, factor)?;
+            coefficient = g.mul(coefficient, factor)?;
+        }
+        fetches.push(fetch);
         let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
         seeds.push((sample, coefficient));
     }
     let node = penalty(g, &l.low.weights)?;
     fetches.push(Fetch { name: "penalty".into(), node });
     for (i, metrics) in objective.metrics.iter().enumerate() {
-        for Tracked { metric, weighted } in metrics {
+        for Tracked { metric, weighted, .. } in metrics {
             let mut weight = if *weighted { weight } else { ones };
             if let Some(mask) = l.outputs[i].mask.filter(|_| metric.uses_mask()) {
                 let mut dims = g.ty(mask).dims.clone();

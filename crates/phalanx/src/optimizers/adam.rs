@@ -44,6 +44,10 @@ impl Optimizer for Adam {
         slots
     }
 
+    fn slots_per_weight(&self) -> usize {
+        2
+    }
+
     fn step_scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         let t = step as f64;
         let correction = (1.0 - self.beta_2.powf(t)).sqrt() / (1.0 - self.beta_1.powf(t));

@@ -76,6 +76,10 @@ impl Optimizer for AdamW {
         self.adam.slots()
     }
 
+    fn slots_per_weight(&self) -> usize {
+        self.adam.slots_per_weight()
+    }
+
     fn step_scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         self.adam.step_scalars(learning_rate, step)
     }

@@ -135,6 +135,10 @@ impl Optimizer for LossScaleOptimizer {
         self.inner.slots()
     }
 
+    fn slots_per_weight(&self) -> usize {
+        self.inner.slots_per_weight()
+    }
+
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {
         self.inner.step(b, weight, gradient)
     }

@@ -13,13 +13,17 @@
 //! assert_eq!(adam.common().learning_rate.at(500), 2e-3);
 //! ```
 
+mod adadelta;
 mod adagrad;
 mod adam;
+mod adamax;
 mod adamw;
+mod ftrl;
 mod lion;
 mod loss_scale;
 mod nadam;
 mod rmsprop;
+mod schedule_free_adamw;
 mod sgd;
 
 pub use loss_scale::Scaling;
@@ -44,8 +48,12 @@ registry! {
     adamw { AdamW }
     rmsprop { RMSprop }
     adagrad { Adagrad }
+    adadelta { Adadelta }
+    adamax { Adamax }
     nadam { Nadam }
+    ftrl { Ftrl }
     lion { Lion }
+    schedule_free_adamw { ScheduleFreeAdamW }
     loss_scale { LossScaleOptimizer = read_loss_scale }
 }
 
@@ -160,6 +168,12 @@ pub trait Optimizer: Debug + Send + Sync {
 
     /// Its slots per weight, with Keras' names and in Keras' order.
     fn slots(&self) -> Vec<Slot>;
+
+    /// The number of first slots that Keras stores together, weight by weight. Each of the others is stored for all
+    /// weights at once.
+    fn slots_per_weight(&self) -> usize {
+        1
+    }
 
     /// The formula: from weight and gradient (and its slots and scalars, in the builder) to the
     /// new weight and the new slots.

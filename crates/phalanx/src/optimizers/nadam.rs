@@ -54,6 +54,10 @@ impl Optimizer for Nadam {
         vec![zeros("momentum"), zeros("velocity")]
     }
 
+    fn slots_per_weight(&self) -> usize {
+        2
+    }
+
     fn step_scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         let (u, product) = self.momentum(step);
         let (u_next, product_next) = self.momentum(step + 1);

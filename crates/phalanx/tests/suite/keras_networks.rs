@@ -4,7 +4,7 @@
 use crate::common::{Case, Fixture};
 use phalanx::prelude::*;
 use phalanx::{losses, optimizers};
-use phalanx_graph::{Graph, NodeId, Op};
+use phalanx_graph::{Graph, NodeId, Op, Type};
 use serde_json::{Map, Value};
 
 /// The tolerance for f32 rounding, relative to the largest number of a tensor.
@@ -253,7 +253,7 @@ impl Metric for Output {
         self.name = name.into();
     }
 
-    fn state_len(&self) -> usize {
+    fn state_len(&self, _: &Type) -> usize {
         1
     }
 

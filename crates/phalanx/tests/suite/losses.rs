@@ -6,6 +6,7 @@ use phalanx::losses::{
     self, BinaryCrossentropy, CategoricalCrossentropy, Loss, LossExt, MeanSquaredError, Reduction,
     SparseCategoricalCrossentropy,
 };
+use phalanx::prelude::{Compile, Dense, Initializer, Input, MirroredStrategy, SGD, Sequential};
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{DType, Graph, NodeId, Op, Space, Tensor, Type, autodiff};
 
@@ -61,7 +62,11 @@ fn check(case: &Case<'_>) {
     let weighted = g.mul(values, weight).unwrap();
     let per_sample = loss.reduction().per_sample(&mut g, weighted).expect(case.name);
     let (each, divisor) = weights(case, &*loss, position.len(), rows);
-    let scaled = g.scale(per_sample, 1.0 / divisor).unwrap();
+    let mut scaled = g.scale(per_sample, 1.0 / divisor).unwrap();
+    let row_weight = g.mean_row(weight).unwrap();
+    if let Some(factor) = loss.ignored_factor(&mut g, t, row_weight).expect(case.name) {
+        scaled = g.mul(scaled, factor).unwrap();
+    }
     let total = g.push(Op::SumRows, &[scaled]).unwrap();
     let one = g.scalar(1.0);
     let grads = autodiff::gradients(&mut g, &[(scaled, one)], &[p]).expect(case.name);
@@ -94,8 +99,8 @@ fn configs_round_trip() {
         if keras["reduction"] == "mean" {
             keras["reduction"] = "sum_over_batch_size".into();
         }
-        // Keras does not save it but reads it.
-        assert_config(case.name, &loss.config(), &keras, &["delta"]);
+        // Keras does not save them but reads them.
+        assert_config(case.name, &loss.config(), &keras, &["delta", "axis"]);
         let again = losses::from_config(case.class_name(), &loss.config()).unwrap();
         assert_eq!(again.config(), loss.config());
     }
@@ -201,6 +206,26 @@ fn shapes_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn an_axis_must_be_one_of_the_sample() {
+    let refused = |loss: &dyn Loss| {
+        call(loss, Type::rows([3, 4]), Type::rows([3, 4])).unwrap_err().to_string()
+    };
+    for axis in [0, 3, -3, -4, i64::MIN, i64::MAX] {
+        let text = refused(&CategoricalCrossentropy::default().axis(axis));
+        let expected = "loss 'categorical_crossentropy': axis: expected an axis of (None, 3, 4) \
+                        other than the batch, received";
+        assert_eq!(text, format!("{expected} {axis}"));
+    }
+    let text = refused(&losses::Dice::default().axis(Some([1, 5].into())));
+    assert!(text.starts_with("loss 'dice': axis: expected an axis"), "{text}");
+    let text = refused(&losses::Dice::default().with_reduction(Reduction::Sum));
+    assert!(text.starts_with("loss 'dice': reduction: expected a mean"), "{text}");
+    let alpha = losses::Alpha::Each(vec![0.5; 3]);
+    let text = refused(&losses::CategoricalFocalCrossentropy::default().alpha(alpha));
+    assert!(text.ends_with("alpha: expected 4 factors, received 3"), "{text}");
+}
+
+#[test]
 fn names_and_configs_that_mean_nothing_are_refused() {
     for name in ["mse", "MSE", "mae", "bce", "kld", "huber", "hinge", "MeanSquaredError"] {
         losses::get(name).expect(name);
@@ -216,10 +241,73 @@ fn names_and_configs_that_mean_nothing_are_refused() {
     assert!(text.contains("expected a number above 0, received 0"), "{text}");
     let text = refused("BinaryCrossentropy", serde_json::json!({"label_smoothing": 1.5}));
     assert!(text.contains("label_smoothing: expected a number from 0 to 1"), "{text}");
-    let text = refused("CategoricalCrossentropy", serde_json::json!({"axis": 1}));
+    let text = refused("SparseCategoricalCrossentropy", serde_json::json!({"axis": 1}));
     assert!(text.contains("axis: expected -1, received 1"), "{text}");
-    let text = refused("SparseCategoricalCrossentropy", serde_json::json!({"ignore_class": 0}));
-    assert!(text.contains("ignore_class"), "{text}");
+    let text = refused("CategoricalGeneralizedCrossEntropy", serde_json::json!({"q": 1.0}));
+    assert!(text.contains("q: expected a number between 0 and 1, received 1"), "{text}");
+    let text = refused("BinaryFocalCrossentropy", serde_json::json!({"gamma": -1}));
+    assert!(text.contains("gamma: expected a number from 0, received -1"), "{text}");
     let text = refused("MeanSquaredError", serde_json::json!({"reduction": "none"}));
     assert!(text.contains("unknown variant `none`"), "{text}");
+}
+
+/// Trains a small model for three steps; its losses and weights.
+fn train(strategy: MirroredStrategy, loss: Box<dyn Loss>, x: &Tensor, y: &Tensor) -> Vec<f32> {
+    let kernel = Initializer::RandomNormal { mean: 0.0, stddev: 0.5, seed: Some(3) };
+    let layer = Dense::new(3).activation("sigmoid").kernel_initializer(kernel);
+    let mut model = Sequential::new().add(Input::new([2])).add(layer).build().unwrap();
+    let compile = Compile::new(SGD::new(0.5)).loss(loss).strategy(strategy);
+    model.compile(compile).unwrap();
+    let mut numbers = vec![];
+    for _ in 0..3 {
+        numbers.push(model.train_on_batch(x, y).unwrap().get("loss").unwrap() as f32);
+    }
+    model.check_mirrored().unwrap();
+    let weights = model.get_weights().unwrap();
+    numbers.extend(weights.iter().flat_map(|w| w.f32().unwrap().to_vec()));
+    numbers
+}
+
+fn strategies() -> Vec<MirroredStrategy> {
+    let cpus = |devices: usize, threads| MirroredStrategy::cpus(devices).unwrap().threads(threads);
+    vec![cpus(1, 1), cpus(1, 2), cpus(2, 1), cpus(3, 2)]
+}
+
+#[test]
+fn losses_of_the_whole_batch_do_not_depend_on_replicas() {
+    // Seven rows: the replicas have different numbers of them.
+    let x = Tensor::new([7, 2], (0..14).map(|i| (i % 5) as f32 - 2.0).collect::<Vec<_>>()).unwrap();
+    let y = Tensor::new([7, 3], (0..21).map(|i| (i % 4 / 2) as f32).collect::<Vec<_>>()).unwrap();
+    for name in ["dice", "tversky"] {
+        let one = train(strategies().remove(0), losses::get(name).unwrap(), &x, &y);
+        assert!(one[2] < one[0] && one.iter().all(|v| v.is_finite()), "{name}: {one:?}");
+        for strategy in strategies() {
+            let what = format!("{name} on {strategy:?}");
+            let several = train(strategy, losses::get(name).unwrap(), &x, &y);
+            let several: Vec<f64> = several.into_iter().map(f64::from).collect();
+            assert_close(&what, &several, &one, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn ignored_labels_do_not_count_on_any_replica() {
+    let x: Vec<f32> = (0..14).map(|i| (i % 5) as f32 - 2.0).collect();
+    let labels = vec![0, 255, 2, 1, 255, 255, 0];
+    let counted: Vec<usize> = (0..7).filter(|i| labels[*i] != 255).collect();
+    let loss = || SparseCategoricalCrossentropy::default().from_logits(true);
+    let few = Tensor::new(
+        [4, 2],
+        counted.iter().flat_map(|i| x[2 * i..2 * i + 2].to_vec()).collect::<Vec<_>>(),
+    );
+    let few_labels = Tensor::new([4], counted.iter().map(|i| labels[*i]).collect::<Vec<i32>>());
+    let expected =
+        train(strategies().remove(0), Box::new(loss()), &few.unwrap(), &few_labels.unwrap());
+    let (x, y) = (Tensor::new([7, 2], x).unwrap(), Tensor::new([7], labels).unwrap());
+    for strategy in strategies() {
+        let what = format!("{strategy:?}");
+        let received = train(strategy, Box::new(loss().ignore_class(Some(255))), &x, &y);
+        let received: Vec<f64> = received.into_iter().map(f64::from).collect();
+        assert_close(&what, &received, &expected, 1e-5);
+    }
 }

@@ -35,6 +35,8 @@ pub(crate) struct BatchChecks {
     pub(super) def: Arc<Definition>,
     /// The target type of each loss.
     pub(super) targets: Vec<Type>,
+    /// The class that each loss ignores, if any. Its labels need not be numbers of classes.
+    pub(super) ignored_classes: Vec<Option<i64>>,
     pub(super) output_names: Vec<String>,
     /// The layers that look up rows of an embedding table.
     pub(super) lookups: Vec<Lookup>,
@@ -123,7 +125,10 @@ impl BatchChecks {
         let width = target.row_len();
         let labels = &labels[rows.start * width..rows.end * width];
         let classes = self.def.output_types[output].last();
-        let bad = |l: &i32| usize::try_from(*l).map_or(true, |l| l >= classes);
+        let ignored = self.ignored_classes[output];
+        let bad = |l: &i32| {
+            usize::try_from(*l).map_or(true, |l| l >= classes) && Some(i64::from(*l)) != ignored
+        };
         match labels.iter().position(bad) {
             None => Ok(()),
             Some(at) => Err(Error::argument(

@@ -118,6 +118,7 @@ impl Session {
         let checks = BatchChecks {
             def: model.def.clone(),
             targets,
+            ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
             output_names: output_names.clone(),
             lookups: indices::lookups(graph, model.def.inputs.len()),
             origin: BatchOrigin::default(),

@@ -13,10 +13,11 @@ use phalanx_graph::Type;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 
-/// A metric, and whether the sample weights count in it.
+/// A metric, whether the sample weights count in it, and the length of its state.
 pub(crate) struct Tracked {
     pub metric: Box<dyn Metric>,
     pub weighted: bool,
+    pub state_len: usize,
 }
 
 /// The metrics of an output as the user gave them, each with whether the sample weights count in it.
@@ -47,7 +48,8 @@ pub(crate) fn resolve_metrics(
                     MetricArgument::Value(metric) => metric.validate().map(|()| metric),
                     MetricArgument::Name(name) => metrics::get(&name, &targets[i], &outputs[i]),
                 }?;
-                Ok(Tracked { metric, weighted })
+                let state_len = metric.state_len(&outputs[i]);
+                Ok(Tracked { metric, weighted, state_len })
             })
             .collect()
     };
@@ -72,7 +74,7 @@ impl Objective {
 
     /// A tally of nothing.
     pub fn tally(&self) -> Tally {
-        let states = self.metrics.iter().flatten().map(|m| m.metric.state_len());
+        let states = self.metrics.iter().flatten().map(|m| m.state_len);
         Tally::new(self.losses.len(), states)
     }
 

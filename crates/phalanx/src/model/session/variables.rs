@@ -43,13 +43,11 @@ impl Session {
         if common.use_ema {
             groups.push(vec![own_slots]);
         }
-        let mut next = 0;
-        while next < own_slots {
-            let pair = slots[next].name == "momentum"
-                && slots[..own_slots].get(next + 1).is_some_and(|s| s.name == "velocity");
-            groups.push(if pair { vec![next, next + 1] } else { vec![next] });
-            next += 1 + usize::from(pair);
+        let together = self.objective.optimizer.slots_per_weight().min(own_slots);
+        if together > 0 {
+            groups.push((0..together).collect());
         }
+        groups.extend((together..own_slots).map(|slot| vec![slot]));
         let mut out = vec![];
         for (i, group) in groups.iter().enumerate() {
             if i == usize::from(common.use_ema) && common.gradient_accumulation_steps.is_some() {
@@ -117,6 +115,7 @@ impl Session {
 
     fn training_state(&self) -> Result<TrainingState> {
         let slots = self.objective.optimizer.rule().slots;
+        let own_slots = slots.len() - usize::from(self.objective.optimizer.common().use_ema);
         let weights = self.trainable_weights();
         let executor = lock(&self.executor);
         let started = executor.slots() == slots.len() && !slots.is_empty();
@@ -129,15 +128,18 @@ impl Session {
                 Ok(Variable { name, dims: vec![], values })
             }
             VariableKind::Slot(slot, w) => {
-                let initial = || match slots[slot].init {
+                // Keras' average of the weights starts at zero.
+                let copy = slots[slot].init == SlotInit::Weight && slot < own_slots;
+                let held = match started {
+                    true => executor.read(StateId::Slot(slot, weights[w].param))?,
+                    false if copy => Some(executor.param(weights[w].param)?),
+                    false => None,
+                };
+                let initial = match slots[slot].init {
                     SlotInit::Value(value) => value,
                     SlotInit::Weight => 0.0,
                 };
-                let held = match started {
-                    true => executor.read(StateId::Slot(slot, weights[w].param))?,
-                    false => None,
-                };
-                let values = |n: usize| held.unwrap_or_else(|| vec![initial(); n]);
+                let values = |n: usize| held.unwrap_or_else(|| vec![initial; n]);
                 Ok(Variable::for_weight(weights[w], &slots[slot].name, values))
             }
             VariableKind::Accumulated(w) => {

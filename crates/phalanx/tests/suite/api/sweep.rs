@@ -129,10 +129,25 @@ fn no_layer_panics() {
     }
 }
 
-/// Every loss with every metric on outputs of every shape, with valid and invalid options.
+/// Compiles a model whose output has a shape and trains it on targets of two shapes; the number of trained batches.
+fn train_on_shape(shape: &[usize], loss: Box<dyn Loss>, metric: &str) -> usize {
+    let x = Input::new(shape).symbol();
+    let mut model = Model::new(&x, ReLU::new().apply(&x)).unwrap();
+    let compile = Compile::new("sgd").loss(loss).metrics([metric]);
+    if unless_user_error(model.compile(compile.strategy(one_thread()))).is_none() {
+        return 0;
+    }
+    let x = Tensor::zeros([&[2], shape].concat());
+    let trained = [shape, &shape[..shape.len().max(1) - 1]].into_iter().filter(|target| {
+        let y = Tensor::zeros([&[2], *target].concat());
+        unless_user_error(model.train_on_batch(&x, &y)).is_some()
+    });
+    trained.count()
+}
+
+/// Every loss with valid and invalid options, and every metric, on outputs of every shape.
 #[test]
 fn no_loss_or_metric_panics() {
-    let metrics = [&["accuracy", "crossentropy"], &phalanx::metrics::class_names()[..]].concat();
     let options = [
         json!({}),
         json!({ "from_logits": true, "label_smoothing": 0.1 }),
@@ -141,31 +156,31 @@ fn no_loss_or_metric_panics() {
         json!({ "delta": 1e308, "reduction": "sum" }),
         json!({ "reduction": "mean_with_sample_weight" }),
         json!({ "reduction": "none" }),
+        json!({ "axis": 1, "gamma": 0.5, "ignore_class": -1 }),
+        json!({ "axis": 1u64 << 40, "alpha": 1e308 }),
+        json!({ "axis": [0, -1], "alpha": [0.5, 0.5, 1.0] }),
     ];
     let shapes: [&[usize]; 5] = [&[], &[1], &[3], &[2, 3], &[2, 2, 1]];
+    let (losses, metrics) = (phalanx::losses::class_names(), phalanx::metrics::class_names());
     let mut trained = 0;
-    let losses = phalanx::losses::class_names();
-    for (loss, options) in losses.iter().flat_map(|loss| options.iter().map(move |o| (loss, o))) {
-        let options = options.as_object().unwrap();
-        for (shape, metric) in shapes.iter().flat_map(|s| metrics.iter().map(move |m| (s, m))) {
-            let Some(loss) = unless_user_error(phalanx::losses::from_config(loss, options)) else {
-                continue;
-            };
-            let x = Input::new(*shape).symbol();
-            let mut model = Model::new(&x, ReLU::new().apply(&x)).unwrap();
-            let compile = Compile::new("sgd").loss(loss).metrics([*metric]);
-            if unless_user_error(model.compile(compile.strategy(one_thread()))).is_none() {
-                continue;
-            }
-            let (x, targets) =
-                (Tensor::zeros([&[2], *shape].concat()), [shape, &shape[..shape.len().max(1) - 1]]);
-            for target in targets {
-                let y = Tensor::zeros([&[2], target].concat());
-                trained += usize::from(unless_user_error(model.train_on_batch(&x, &y)).is_some());
+    for loss in losses {
+        for options in &options {
+            let read = || phalanx::losses::from_config(loss, options.as_object().unwrap());
+            for shape in shapes {
+                let Some(loss) = unless_user_error(read()) else { continue };
+                trained += train_on_shape(shape, loss, "accuracy");
             }
         }
     }
-    assert!(trained > 500, "{trained}");
+    assert!(trained > 300, "{trained}");
+    for metric in [&["accuracy", "crossentropy"], &metrics[..]].concat() {
+        for loss in ["mse", "sparse_categorical_crossentropy", "binary_crossentropy"] {
+            for shape in shapes {
+                trained += train_on_shape(shape, phalanx::losses::get(loss).unwrap(), metric);
+            }
+        }
+    }
+    assert!(trained > 600, "{trained}");
 }
 
 #[test]
@@ -195,12 +210,17 @@ fn no_option_of_a_metric_or_optimizer_panics() {
             }
         }
     }
+    // Keys without a default; metrics ignore those that they do not know.
+    let needed = json!({ "num_classes": 2, "target_class_ids": [0], "recall": 0.5, "precision": 0.5,
+        "sensitivity": 0.5, "specificity": 0.5, "average": "macro" });
     for name in phalanx::metrics::class_names() {
-        let keys = phalanx::metrics::from_config(name, &Map::new()).unwrap().config();
+        let needed = needed.as_object().unwrap();
+        let keys = phalanx::metrics::from_config(name, needed).unwrap().config();
         for (key, value) in
             keys.keys().flat_map(|k| odd.as_array().unwrap().iter().map(move |v| (k, v)))
         {
-            let config = [(key.clone(), value.clone())].into_iter().collect();
+            let mut config = needed.clone();
+            config.insert(key.clone(), value.clone());
             for loss in [loss, "mse", "binary_crossentropy"] {
                 if let Some(metric) =
                     unless_user_error(phalanx::metrics::from_config(name, &config))
