@@ -53,6 +53,10 @@ fn matches(g: &mut Graph, labels: NodeId, y_pred: NodeId) -> Result<NodeId> {
 impl Metric for Accuracy {
     keras_class!("Accuracy", name);
 
+    fn uses_mask(&self) -> bool {
+        true
+    }
+
     fn update(
         &self,
         g: &mut Graph,

@@ -135,6 +135,10 @@ options! {
 impl Metric for LogCoshError {
     keras_class!("LogCoshError", name);
 
+    fn uses_mask(&self) -> bool {
+        true
+    }
+
     fn update(
         &self,
         g: &mut Graph,
@@ -159,6 +163,10 @@ options! {
 
 impl Metric for CosineSimilarity {
     keras_class!("CosineSimilarity", name);
+
+    fn uses_mask(&self) -> bool {
+        true
+    }
 
     fn update(
         &self,
