@@ -117,19 +117,6 @@ fn identities_are_removed() {
 }
 
 #[test]
-fn inverse_transposes_cancel() {
-    let mut g = Graph::new();
-    let x = rows(&mut g, &[2, 3, 4]);
-    let first = g.push(Op::Transpose { perm: vec![2, 0, 1] }, &[x]).unwrap();
-    let back = g.push(Op::Transpose { perm: vec![1, 2, 0] }, &[first]).unwrap();
-    let other = g.push(Op::Transpose { perm: vec![2, 0, 1] }, &[first]).unwrap();
-    let y = g.unary(Unary::Tanh, back).unwrap();
-    let step = simplify(fetching(g, &[y, other]));
-    assert_eq!(names(&step), ["feed", "transpose", "transpose", "tanh"]);
-    assert_eq!(step.graph.nodes()[3].inputs, [NodeId(0)]);
-}
-
-#[test]
 fn repeated_and_dead_computation_is_removed() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[3]);

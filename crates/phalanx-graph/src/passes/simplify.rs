@@ -145,3 +145,27 @@ fn binary(b: Binary, l: f64, r: f64) -> Option<f64> {
         Binary::Gt | Binary::Ge | Binary::Eq => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Fetch;
+    use crate::types::Type;
+
+    #[test]
+    fn inverse_transposes_cancel() {
+        let mut g = Graph::new();
+        let feed = g.add_feed("x", Type::rows([2, 3, 4]));
+        let x = g.feed(feed);
+        let first = g.push(Op::Transpose { perm: vec![2, 0, 1] }, &[x]).unwrap();
+        let back = g.push(Op::Transpose { perm: vec![1, 2, 0] }, &[first]).unwrap();
+        let other = g.push(Op::Transpose { perm: vec![2, 0, 1] }, &[first]).unwrap();
+        let y = g.unary(Unary::Tanh, back).unwrap();
+        let mut step = Step::new("test", g);
+        step.fetches = [y, other].map(|node| Fetch { name: "y".into(), node }).into();
+        let step = simplify(step);
+        let names: Vec<&str> = step.graph.nodes().iter().map(|n| n.op.name()).collect();
+        assert_eq!(names, ["feed", "transpose", "transpose", "tanh"]);
+        assert_eq!(step.graph.nodes()[3].inputs, [NodeId(0)]);
+    }
+}
