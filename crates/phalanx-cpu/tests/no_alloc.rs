@@ -5,7 +5,7 @@ use phalanx_exec::{Accumulate, Backend, Batch, Executor, FeedData};
 use phalanx_graph::program::Policy;
 use phalanx_graph::update::Clip;
 use phalanx_graph::{DType, Mesh, Program, Scope, Step};
-use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd, wide};
+use phalanx_testing::networks::{adam, attention, cnn, mlp, momentum, odd, wide};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -90,6 +90,7 @@ fn steps_allocate_nothing() {
             for scope in [Scope::All, Scope::Device] {
                 check(cnn(scope, true, adam(Some(Clip::GlobalNorm(1.0))), (0.0, 1e-3)));
             }
+            check(attention(momentum(None), (0.0, 0.0)));
             check(mlp(&[100, 80, 5], momentum(None), (0.0, 0.0)));
             check(odd(momentum(None)));
             check(wide(momentum(None), (0.0, 0.0)));

@@ -1,8 +1,10 @@
 //! Small graphs of every op with values for their operands. The gradient checks compare their derivatives
 //! with finite differences, and the executor tests compare their programs with the reference evaluator.
 
+mod composed;
 mod table;
 
+pub use composed::*;
 pub use table::*;
 
 use phalanx_cpu::reference::{Bindings, Context, Value};

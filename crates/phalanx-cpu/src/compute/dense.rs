@@ -2,7 +2,7 @@
 
 use super::epilogue;
 use crate::kernels::dot;
-use crate::kernels::matmul::{self, Pointers};
+use crate::kernels::matmul::{Pointers, Product};
 use crate::kernels::matrix::{MatrixMut, MatrixRef};
 use crate::worker::WorkerCtx;
 use phalanx_graph::Op;
@@ -32,9 +32,10 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
         },
         Op::MatMul(c) => {
             let axes = c.axes(layout(ctx, x[0]), layout(ctx, x[1]), layout(ctx, y));
+            let product = Product::new(&axes);
             let at = Pointers { left: ctx.f32(x[0]), right: ctx.f32(x[1]), result: ctx.f32(y) };
             // SAFETY: see above.
-            unsafe { matmul::matmul(isa, &axes, at, ctx.scratch()) };
+            unsafe { product.run(isa, at, ctx.my_range(product.items()), ctx.scratch()) };
         }
         _ => unreachable!("{} is of another family", op.name()),
     }

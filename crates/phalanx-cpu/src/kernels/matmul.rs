@@ -11,6 +11,7 @@ use super::tile::{
 };
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use phalanx_graph::ops::matmul::{Axis, ProductAxes, offsets};
+use std::ops::Range;
 
 /// Steps of the summed axis per block.
 const BLOCK_DEPTH: usize = 256;
@@ -37,27 +38,51 @@ pub struct Pointers {
     pub result: *mut f32,
 }
 
-/// Computes a product. Every element is summed over the contracted axes in order.
-///
-/// # Safety
-/// The pointers are valid for all elements that the axes reach, and the result overlaps no operand.
-pub unsafe fn matmul(isa: Isa, axes: &ProductAxes, at: Pointers, scratch: &mut [f32]) {
-    let outputs = axes.batch.count() * axes.left.count() * axes.right.count();
-    if outputs == 0 {
-        return;
+/// A product, as items that can be computed in any order and by different workers.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    axes: ProductAxes,
+    /// Whether the operands are exchanged, so that lines of the result are contiguous.
+    swapped: bool,
+}
+
+impl Product {
+    /// A product with these axes.
+    pub fn new(axes: &ProductAxes) -> Product {
+        let swapped = !axes.writes_lines() && axes.swapped().writes_lines();
+        Product { axes: if swapped { axes.swapped() } else { *axes }, swapped }
     }
-    let (axes, at) = match axes.writes_lines() || !axes.swapped().writes_lines() {
-        true => (*axes, at),
-        false => (axes.swapped(), Pointers { left: at.right, right: at.left, ..at }),
-    };
-    // SAFETY: the caller's contract.
-    unsafe { dispatch(isa, MatMul { isa, axes: &axes, at, scratch }) };
+
+    /// Number of items: some columns of one batch item each.
+    pub fn items(&self) -> usize {
+        let (outer, inner) = self.axes.right.split_inner();
+        let outer: usize = outer.iter().map(|a| a.count).product();
+        self.axes.batch.count() * outer * inner.count.div_ceil(BLOCK_COLS)
+    }
+
+    /// Computes some items. Every element is summed over the contracted axes in order.
+    ///
+    /// # Safety
+    /// The pointers are valid for all elements that the axes reach, and the result overlaps no operand.
+    /// Nothing else accesses these items of the result.
+    pub unsafe fn run(&self, isa: Isa, at: Pointers, items: Range<usize>, scratch: &mut [f32]) {
+        if self.axes.left.count() == 0 || items.is_empty() {
+            return;
+        }
+        let at = match self.swapped {
+            true => Pointers { left: at.right, right: at.left, ..at },
+            false => at,
+        };
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(isa, MatMul { isa, axes: &self.axes, at, items, scratch }) };
+    }
 }
 
 struct MatMul<'a> {
     isa: Isa,
     axes: &'a ProductAxes,
     at: Pointers,
+    items: Range<usize>,
     scratch: &'a mut [f32],
 }
 
@@ -92,7 +117,7 @@ impl Kernel for MatMul<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let MatMul { isa, axes, at, scratch } = self;
+        let MatMul { isa, axes, at, items, scratch } = self;
         let mut arena = Arena(scratch);
         let mut buffers = Buffers {
             left: arena.floats(BLOCK_ROWS * BLOCK_DEPTH).as_mut_ptr(),
@@ -105,7 +130,7 @@ impl Kernel for MatMul<'_> {
         let (outer_cols, cols) = axes.right.split_inner();
         let outer: usize = outer_cols.iter().map(|a| a.count).product();
         let panels = cols.count.div_ceil(BLOCK_COLS);
-        for i in 0..axes.batch.count() * outer * panels {
+        for i in items {
             let (item, panel) = (i / panels, i % panels);
             let ([l, r, y], [_, more_r, more_y]) =
                 (offsets(axes.batch.loops(), item / outer), offsets(outer_cols, item % outer));

@@ -101,17 +101,14 @@ fn evaluate_node(
         Op::Feed { id } => bindings.feeds[id.index()].clone(),
         Op::Param { id } => bindings.params[id.index()].clone(),
         Op::Const { bits, .. } => Value::fill(dims, f64::from_bits(*bits)),
-
         Op::Unary(u) => elementwise::unary(*u, x[0]),
         Op::Binary(b) => elementwise::binary(*b, &node.ty, x, types, dims),
         Op::Select => elementwise::select(&node.ty, x, types, dims),
         Op::Fused(tape) => elementwise::fused(tape, x, dims),
         Op::Cast { dtype } => elementwise::cast(*dtype, x[0]),
-
         Op::Broadcast { .. } => reduce::broadcast(x[0], lead, dims),
         Op::Reduce { kind, axes } => reduce::reduce(*kind, axes, lead, x[0], dims),
         Op::SumRows => reduce::sum_rows(x[0], dims),
-
         Op::Reshape { .. } => layout::reshape(x[0], dims),
         Op::Transpose { perm } => layout::transpose(perm, lead, x[0], dims),
         Op::Concat { axis } => layout::concat(axis + lead, x, dims),
@@ -121,28 +118,21 @@ fn evaluate_node(
         Op::Pad { before, .. } => layout::pad(before, lead, x[0], dims),
         Op::Upsample { size, bilinear } => layout::upsample(*size, *bilinear, x[0], dims),
         Op::UpsampleGrad { size, bilinear } => layout::upsample_grad(*size, *bilinear, x[0], dims),
-
         Op::AffineSample(geom) => sample::affine(geom, x[0], x[1], dims),
         Op::AffineSampleGrad(geom) => sample::affine_grad(geom, x[0], x[1], dims),
-
         Op::Dot(e) => dot::dot(*e, x, dims),
         Op::DotGradInput => dot::grad_input(x[0], x[1], dims),
         Op::DotGradKernel => dot::grad_kernel(x[0], x[1], dims),
-
         Op::MatMul(c) => matmul::matmul(c, x, types, dims),
-
         Op::Conv(geom, e) => conv::conv(geom, *e, x, dims),
         Op::ConvGradInput(geom) => conv::grad_input(geom, x[0], x[1], dims),
         Op::ConvGradKernel(geom) => conv::grad_kernel(geom, x[0], x[1], dims),
-
         Op::Pool(kind, geom) => pool::pool(*kind, geom, x[0], dims),
         Op::PoolGrad(kind, geom) => pool::grad(*kind, geom, x, dims),
-
         Op::Softmax => softmax::softmax(x[0]),
         Op::LogSoftmax => softmax::log_softmax(x[0]),
         Op::SparseXent => softmax::sparse_xent(x[0], x[1], dims),
         Op::SparseXentGrad => softmax::sparse_xent_grad(x[0], x[1], x[2]),
-
         Op::Gather => index::gather(x[0], x[1], dims),
         Op::GatherGrad { .. } => index::gather_grad(x[0], x[1], dims),
         Op::Take(at) => take::take(*at, x, types, dims),
@@ -155,19 +145,15 @@ fn evaluate_node(
         Op::ArgMax => index::arg_max(x[0], dims),
         Op::InTopK { k } => index::in_top_k(*k, x[0], x[1], dims),
         Op::ThresholdCounts { n } => index::threshold_counts(*n, x, dims),
-
         Op::Dropout { rate, key, noise } => random::dropout(rate.get(), *key, noise, x[0], ctx),
         Op::Uniform { key, .. } => random::uniform(*key, dims, ctx),
-
         Op::Moments => norm::moments(x[0], dims),
         Op::BatchStats { positions, .. } => norm::batch_stats(ctx.rows * positions, x[0]),
         Op::BatchNorm(attrs) => norm::batch_norm(attrs, x),
         Op::BatchNormGradSums(attrs) => norm::grad_sums(attrs, x, dims),
         Op::BatchNormGradInput(attrs) => norm::grad_input(attrs, x),
-
         Op::LayerNorm(attrs) => layer_norm::layer_norm(attrs, x[0]),
         Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(attrs, x[0], x[1]),
-
         Op::AllReduce { .. } => collective::all_reduce(x[0]),
         Op::ReplicaMean => collective::replica_mean(x[0]),
     }

@@ -1,6 +1,6 @@
 //! Spatial splitting: if a device has fewer rows than workers, the workers split each instruction within the
-//! rows. Convolution and pooling are split by output lines (of volumes: slices), dense layers by columns,
-//! elementwise ops and batch normalisation by pixels. The first worker computes all other ops alone.
+//! rows. Convolution and pooling are split by output lines (of volumes: slices), dense layers by columns, other
+//! products by items, elementwise ops and batch normalisation by pixels. The first worker computes all other ops alone.
 
 use super::WorkerCtx;
 use crate::compute;
@@ -80,6 +80,8 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         }
         Op::Fused(_) => compute::tape(ctx, at, x, y),
         Op::Dot(e) => dot_part(ctx, e, x, y),
+        // Workers compute different items.
+        Op::MatMul(_) => compute::compute(ctx, at, op, x, y),
         _ if ctx.worker == ctx.memory_owner() => compute::compute(ctx, at, op, x, y),
         _ => {}
     }

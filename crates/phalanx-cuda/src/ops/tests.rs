@@ -1,5 +1,7 @@
 //! Every general op against the reference, in the shapes that take different code paths.
 
+mod lines;
+
 use super::axes::{Loop, push};
 use super::case::{Case, numbers};
 use super::harness::{Harness, close, from_bf16, to_bf16};

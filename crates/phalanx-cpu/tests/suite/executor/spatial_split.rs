@@ -17,6 +17,8 @@ fn few_rows_are_split_spatially() {
         select_cases(),
         layout_cases(),
         dot_cases(),
+        matmul_cases(),
+        index_and_random_cases(),
         conv_cases(),
         pool_cases(),
         softmax_cases(),
