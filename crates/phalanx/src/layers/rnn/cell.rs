@@ -184,17 +184,25 @@ impl VectorCell<'_> {
     }
 }
 
-/// `x · kernel + bias`.
+/// `x · kernel + bias`. A part of a kernel is a computed value, which only general products take.
 pub(crate) fn dot(
     cx: &mut LayerContext<'_>,
     x: NodeId,
     kernel: NodeId,
     bias: Option<NodeId>,
 ) -> Result<NodeId> {
+    let g = cx.graph();
+    if !matches!(g.node(kernel).op, Op::Param { .. }) {
+        let y = g.einsum("...k,kn->...n", &[x, kernel])?;
+        return Ok(match bias {
+            Some(bias) => g.add(y, bias)?,
+            None => y,
+        });
+    }
     let mut operands = vec![x, kernel];
     operands.extend(bias);
     let epilogue = Epilogue { bias: bias.is_some(), relu: false };
-    Ok(cx.graph().push(Op::Dot(epilogue), &operands)?)
+    Ok(g.push(Op::Dot(epilogue), &operands)?)
 }
 
 /// Dropout whose mask is the same for all steps: along the first axis of a sequence, and for every call with the
