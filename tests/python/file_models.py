@@ -261,6 +261,8 @@ def optimizers_of_every_kind():
         "adam_ema": O.Adam(0.01, use_ema=True, ema_momentum=0.9), "adamw": O.AdamW(0.01, weight_decay=0.02),
         "rmsprop": O.RMSprop(0.01), "rmsprop_all": O.RMSprop(0.01, momentum=0.8, centered=True, rho=0.8),
         "adagrad": O.Adagrad(0.05), "nadam": O.Nadam(0.01), "lion": O.Lion(0.01),
+        "adadelta": O.Adadelta(0.5), "adamax": O.Adamax(0.01), "ftrl": O.Ftrl(0.05, l1_regularization_strength=0.01),
+        "schedule_free": O.ScheduleFreeAdamW(0.01, warmup_steps=3, use_ema=True),
         "accumulated": O.Adam(0.01, gradient_accumulation_steps=3),
         # Saved between two updates, so the file contains accumulated gradients.
         "accumulated_midway": O.Adam(0.01, gradient_accumulation_steps=2),
@@ -280,20 +282,28 @@ def losses_of_every_kind():
         "mse": "mse", "mae": "mean_absolute_error", "huber": losses.Huber(delta=0.7), "hinge": "hinge",
         "kld": losses.KLDivergence(), "bce": losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1),
         "cce": losses.CategoricalCrossentropy(label_smoothing=0.1), "sum": losses.MeanSquaredError(reduction="sum"),
-        "function": losses.mean_squared_error,
+        "function": losses.mean_squared_error, "log_cosh": losses.LogCosh(),
+        "mape": losses.MeanAbsolutePercentageError(), "msle": losses.MeanSquaredLogarithmicError(),
+        "cosine": losses.CosineSimilarity(), "squared_hinge": "squared_hinge", "poisson": losses.Poisson(),
+        "categorical_hinge": losses.CategoricalHinge(), "binary_focal": losses.BinaryFocalCrossentropy(gamma=1.5),
+        "categorical_focal": losses.CategoricalFocalCrossentropy(alpha=0.5), "dice": losses.Dice(),
+        "tversky": losses.Tversky(alpha=0.3, beta=0.7), "dice_axis": losses.Dice(axis=1),
     }
+    distributions = ("kld", "cce", "poisson", "binary_focal", "categorical_focal", "dice", "tversky", "dice_axis")
     for name, loss in kinds.items():
-        last = "softmax" if name in ("kld", "cce") else "linear"
+        last = "softmax" if name in distributions else "linear"
         model = sequential((5,), L.Dense(3, activation=last))
-        yield f"loss_{name}", compiled(model, O.SGD(0.05), loss), {"probabilities": name in ("kld", "cce", "bce")}
+        yield f"loss_{name}", compiled(model, O.SGD(0.05), loss), {"probabilities": name in (*distributions, "bce")}
     labels = sequential((5,), L.Dense(3, activation="softmax"))
     m = [metrics.SparseCategoricalAccuracy(), metrics.SparseTopKCategoricalAccuracy(k=2), "accuracy"]
     yield "metrics_sparse", compiled(labels, "adam", "sparse_categorical_crossentropy", metrics=m), {}
     binary = sequential((5,), L.Dense(1, activation="sigmoid"))
     m = [metrics.AUC(num_thresholds=50), metrics.Precision(thresholds=0.4), metrics.Recall(), metrics.BinaryAccuracy(threshold=0.6), "mse"]
+    m += [metrics.TruePositives(), metrics.PrecisionAtRecall(0.5), metrics.F1Score(average="macro", threshold=0.5)]
     yield "metrics_binary", compiled(binary, "adam", "binary_crossentropy", metrics=m), {"probabilities": True}
     real = sequential((5,), L.Dense(2))
-    m = [metrics.MeanAbsoluteError(), metrics.RootMeanSquaredError(name="root")]
+    m = [metrics.MeanAbsoluteError(), metrics.RootMeanSquaredError(name="root"), metrics.R2Score(), "mape"]
+    m += [metrics.PearsonCorrelation(), metrics.CosineSimilarity(), metrics.LogCoshError()]
     yield "metrics_weighted", compiled(real, "adam", "mse", metrics=["mae"], weighted_metrics=m), {}
 
 
