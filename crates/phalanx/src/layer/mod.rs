@@ -48,7 +48,8 @@ pub trait Layer: Debug + Send + Sync + 'static {
         InputsForm::Single
     }
 
-    /// The names of the arguments that `call` takes in Python, in order, without `training` and `mask`.
+    /// The names of the arguments that `call` takes in Python, in order, without `training` and `mask`. `args` stands for
+    /// any number of positional arguments, `kwargs` for arguments of any name.
     fn signature(&self) -> &'static [&'static str] {
         &["inputs"]
     }
