@@ -62,6 +62,31 @@ class Fixture:
             # np.ascontiguousarray would turn a scalar into shape (1,).
             self.tensors[f"{name}/{field}"] = array.copy(order="C")
 
+    @classmethod
+    def load(cls, group):
+        """Reads a file that `save` wrote."""
+        fixture = cls(group)
+        with open(os.path.join(FIXTURES, f"{group}.safetensors"), "rb") as file:
+            data = file.read()
+        start = 8 + struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:start])
+        fixture.cases = json.loads(header.pop("__metadata__")["cases"])
+        names = {short: name for name, short in DTYPES.items()}
+        for name, entry in header.items():
+            first, last = entry["data_offsets"]
+            array = np.frombuffer(data[start + first : start + last], names[entry["dtype"]])
+            fixture.tensors[name] = array.reshape(entry["shape"])
+        return fixture
+
+    def copy_case(self, other, name):
+        """Takes a case from another fixture."""
+        case = next((case for case in other.cases if case["name"] == name), None)
+        if case is None:
+            raise ValueError(f"{self.group}: no case {name} to keep; make it too")
+        prefix = f"{name}/"
+        tensors = {key[len(prefix) :]: x for key, x in other.tensors.items() if key.startswith(prefix)}
+        self.add(case, tensors)
+
     def save(self, **metadata):
         """Writes the safetensors format by hand: the library does not preserve the order of the metadata keys."""
         metadata = {

@@ -1,7 +1,8 @@
 """Makes tests/fixtures/*.safetensors from Python Keras.  See README.md in this folder.
 
-    python make_fixtures.py            all groups
-    python make_fixtures.py losses     only the named groups
+    python make_fixtures.py                all groups
+    python make_fixtures.py losses         only the named groups
+    python make_fixtures.py models:ops_    of the models, only those whose names start with ops_
 """
 
 import importlib
@@ -16,12 +17,13 @@ GROUPS = ["layers", "image_layers", "sampling", "losses", "metrics", "optimizers
 
 
 def main():
-    names = sys.argv[1:] or GROUPS
-    unknown = sorted(set(names) - set(GROUPS))
+    names = [name.partition(":") for name in sys.argv[1:] or GROUPS]
+    unknown = sorted({group for group, _, _ in names} - set(GROUPS))
     if unknown:
         sys.exit(f"unknown groups {unknown}; known: {GROUPS}")
-    for name in names:
-        importlib.import_module(name).make()
+    for group, _, cases in names:
+        module = importlib.import_module(group)
+        module.make(cases.split(",")) if cases else module.make()
 
 
 if __name__ == "__main__":

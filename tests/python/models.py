@@ -6,9 +6,10 @@ three steps of SGD on the mean squared error of every output.
 
 import os
 
-import attention_cases  # registers its cases
+import attention_cases  # noqa: F401, which adds its cases
 import keras
 import numpy as np
+import op_cases  # noqa: F401, which adds its cases
 from common import FIXTURES, Fixture, normal, rng_for
 from model_cases import all_cases
 
@@ -34,6 +35,16 @@ def as_list(value):
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def op_names(model):
+    """The classes of keras.ops in a model, as module.Class."""
+    names = set()
+    for layer in model.get_config()["layers"]:
+        prefix, _, module = str(layer.get("module")).rpartition(".")
+        if prefix == "keras.src.ops":
+            names.add(f"{module}.{layer['class_name']}")
+    return sorted(names)
+
+
 def add_case(fixture, name, model, inputs):
     rng = rng_for(name)
     random_weights(rng, model)
@@ -55,12 +66,19 @@ def add_case(fixture, name, model, inputs):
     after = [np.asarray(y) for y in as_list(model(inputs, training=False))]
     tensors |= {f"after/{i}": y for i, y in enumerate(after)}
     tensors["losses"] = np.array(losses, "float32")
-    fixture.add({"name": name, "inputs": len(as_list(inputs)), "outputs": len(outputs), "rate": RATE}, tensors)
+    case = {"name": name, "inputs": len(as_list(inputs)), "outputs": len(outputs), "rate": RATE}
+    ops = op_names(model)
+    fixture.add(case | ({"ops": ops} if ops else {}), tensors)
 
 
-def make():
+def make(only=()):
+    """Makes all cases, or those whose names start with one of `only`; the others are kept as they are."""
     fixture = Fixture("models")
+    old = Fixture.load("models") if only else None
     for name, build in all_cases():
+        if old and not name.startswith(tuple(only)):
+            fixture.copy_case(old, name)
+            continue
         keras.utils.clear_session()
         model, inputs = build(rng_for(f"inputs of {name}"))
         add_case(fixture, name, model, inputs)

@@ -83,13 +83,6 @@ impl Graph {
         self.add(x, c)
     }
 
-    /// 1 where `l != r`, else 0.
-    pub fn not_equal(&mut self, l: NodeId, r: NodeId) -> Result<NodeId> {
-        let equal = self.binary(Binary::Eq, l, r)?;
-        let one = self.scalar(1.0);
-        self.sub(one, equal)
-    }
-
     /// `x` clamped to `lo..=hi`.
     pub fn clamp(&mut self, x: NodeId, lo: f64, hi: f64) -> Result<NodeId> {
         let (lo, hi) = (self.scalar(lo), self.scalar(hi));
@@ -149,6 +142,12 @@ impl Graph {
     /// Casts `x` to `dtype`; a no-op if it already has it.
     pub fn cast(&mut self, x: NodeId, dtype: DType) -> Result<NodeId> {
         if self.ty(x).dtype == dtype { Ok(x) } else { self.push(Op::Cast { dtype }, &[x]) }
+    }
+
+    /// `x` as a constant for derivatives.
+    pub fn stop_gradient(&mut self, x: NodeId) -> Result<NodeId> {
+        let dtype = self.ty(x).dtype;
+        self.push(Op::Cast { dtype }, &[x])
     }
 
     /// Sums `x` down to the shape of `target`, which was broadcast to the shape of `x`. A sum over rows

@@ -97,7 +97,7 @@ pub enum Op {
     Select,
     /// Several elementwise ops in one pass; created by the fusion pass.
     Fused(Tape),
-    /// Conversion to another element type.
+    /// Conversion to an element type, without derivative: a conversion to the own type stops gradients.
     Cast { dtype: DType },
 
     /// Broadcasts to `dims` along axes of size one.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::{GraphError, Result};
 use crate::graph::Graph;
-use crate::types::{DType, Type};
+use crate::types::Type;
 
 impl Op {
     /// Infers the type of the result. Fails if the operands do not match or the result is too large.
@@ -18,14 +18,15 @@ impl Op {
         Ok(ty)
     }
 
-    /// Whether the derivative is zero wherever there is one: comparisons, rounding, indices.
+    /// Whether the derivative is zero wherever there is one: comparisons, rounding, conversions, indices.
     pub fn is_flat(&self) -> bool {
         matches!(
             self,
-            Op::Unary(Unary::Sign | Unary::Floor)
+            Op::Unary(Unary::Sign | Unary::Floor | Unary::Round)
                 | Op::Binary(Binary::Gt | Binary::Ge | Binary::Eq)
-                | Op::Cast { dtype: DType::I32 }
+                | Op::Cast { .. }
                 | Op::ArgMax
+                | Op::ArgSort
                 | Op::InTopK { .. }
                 | Op::OneHot { .. }
         )

@@ -3,7 +3,7 @@
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
 use phalanx_graph::text::shown;
-use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope};
+use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Type};
 
 /// A value of a model under lowering: its node and its mask. A mask has one number per step of the value's sequence, 1 for
 /// valid steps and 0 for padding.
@@ -71,8 +71,9 @@ impl Lowering {
     /// # Errors
     /// If the layer refuses its inputs, or has several outputs.
     pub fn call(&mut self, layer: &LayerHandle, name: &str, inputs: &[NodeId]) -> Result<NodeId> {
-        let tensors = inputs.iter().map(|node| Argument::Tensor((*node).into())).collect();
-        let arguments = Arguments { positional: tensors, named: vec![] };
+        let inputs = inputs.iter().copied().map(Operand::from).collect();
+        let positional = layer.layer().inputs_form().positional(inputs);
+        let arguments = Arguments { positional, named: vec![] };
         match self.call_with(layer, name, &arguments)?[..] {
             [output] => Ok(output.node),
             ref outputs => {
@@ -213,14 +214,14 @@ impl LayerContext<'_> {
     fn check_arguments(&self, layer: &dyn Layer) -> Result<()> {
         let signature = layer.signature();
         let positional = &self.arguments.positional;
-        // Several tensors may stand in place of a list of them.
-        let plain = positional.iter().skip(signature.len());
-        if plain.filter(|a| !matches!(a, Argument::Tensor(_))).any(|a| !a.is_none()) {
+        let mut rest = positional.iter().skip(signature.len());
+        let any_number = signature.contains(&"args");
+        if !any_number && rest.any(|argument| !argument.is_none()) {
             let expected = format!("at most {} by position", signature.len());
             return Err(self.argument("arguments", &expected, positional.len()));
         }
         for (name, argument) in &self.arguments.named {
-            let known = signature.contains(&name.as_str());
+            let known = signature.contains(&name.as_str()) || signature.contains(&"kwargs");
             // Whether the model trains or predicts decides, as in Keras.
             if known || argument.is_none() || matches!(name.as_str(), "training" | "mask") {
                 continue;
@@ -261,6 +262,11 @@ impl LayerContext<'_> {
     /// Returns the dimensions of one sample of `x`.
     pub fn dims(&self, x: NodeId) -> Vec<usize> {
         self.lowering.graph.ty(x).dims.clone()
+    }
+
+    /// Returns the type of a value.
+    pub fn ty(&self, x: NodeId) -> &Type {
+        self.lowering.graph.ty(x)
     }
 
     /// Returns whether this is a training pass.

@@ -48,7 +48,8 @@ pub trait Layer: Debug + Send + Sync + 'static {
         InputsForm::Single
     }
 
-    /// The names of the arguments that `call` takes in Python, in order, without `training` and `mask`.
+    /// The names of the arguments that `call` takes in Python, in order, without `training` and `mask`. `args` stands for
+    /// any number of positional arguments, `kwargs` for arguments of any name.
     fn signature(&self) -> &'static [&'static str] {
         &["inputs"]
     }
@@ -72,6 +73,19 @@ pub enum InputsForm {
     List,
     /// One argument per tensor, as `MultiHeadAttention` does.
     Separate,
+}
+
+impl InputsForm {
+    /// Passes tensors in this form.
+    pub(crate) fn positional<T>(self, tensors: Vec<T>) -> Vec<Argument<T>> {
+        let single = tensors.len() <= 1;
+        let tensors = tensors.into_iter().map(Argument::Tensor).collect();
+        match self {
+            InputsForm::Separate => tensors,
+            InputsForm::Single if single => tensors,
+            InputsForm::Single | InputsForm::List => vec![Argument::List(tensors)],
+        }
+    }
 }
 
 /// The outputs of a call.

@@ -12,6 +12,7 @@ use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
+use phalanx_graph::functions::math::not_equal;
 use phalanx_graph::{DType, NodeId, Op};
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +87,6 @@ impl Layer for Embedding {
         }
         let zero = cx.graph().scalar(0.0);
         let index = cx.graph().cast(x, DType::F32)?;
-        Ok(y.masked(Some(cx.graph().not_equal(index, zero)?)))
+        Ok(y.masked(Some(not_equal(cx.graph(), index, zero)?)))
     }
 }

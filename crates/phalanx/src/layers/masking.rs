@@ -7,6 +7,7 @@ use crate::config::setters;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
+use phalanx_graph::functions::math::not_equal;
 use phalanx_graph::ops::ReduceKind;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -50,7 +51,7 @@ impl Layer for Masking {
         };
         let g = cx.graph();
         let padding = g.scalar(self.mask_value);
-        let differs = g.not_equal(x, padding)?;
+        let differs = not_equal(g, x, padding)?;
         let axes = vec![steps.len()];
         let valid = g.push(Op::Reduce { kind: ReduceKind::Max, axes }, &[differs])?;
         let y = Outputs::from(g.mul(x, valid)?);

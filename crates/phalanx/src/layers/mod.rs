@@ -37,11 +37,11 @@ mod reshape;
 mod rms_normalization;
 mod rnn;
 mod separable_conv;
-mod spatial;
-mod support;
+pub(crate) mod spatial;
+pub(crate) mod support;
 mod unit_normalization;
 mod up_sampling;
-mod window;
+pub(crate) mod window;
 mod zero_padding;
 
 pub use attention::ScoreMode;

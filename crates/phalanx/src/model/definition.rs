@@ -139,6 +139,10 @@ impl Definition {
         let mut types = vec![];
         let outputs = self.lower_with(&mut low, &inputs, "", |of_call| types.push(of_call))?;
         self.output_types = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
+        if let Some(ty) = self.output_types.iter().find(|ty| !ty.is_rows()) {
+            let (owner, received) = (format!("model '{}'", self.name), ty.shape_text());
+            return Err(Error::argument(owner, "outputs", "one value per sample", received));
+        }
         for (model_call, types) in self.calls.iter_mut().zip(types) {
             model_call.types = types;
         }

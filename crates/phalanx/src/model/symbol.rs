@@ -89,7 +89,7 @@ pub(crate) enum Callee {
 impl Callee {
     /// Passes `count` tensors in the form that the callee takes.
     fn positional(&self, count: usize) -> Vec<Argument<usize>> {
-        let tensors: Vec<_> = (0..count).map(Argument::Tensor).collect();
+        let tensors: Vec<usize> = (0..count).collect();
         let form = match self {
             Callee::Input(_) => InputsForm::Single,
             Callee::Layer(layer) => layer.layer().inputs_form(),
@@ -97,15 +97,12 @@ impl Callee {
                 IoStructure::Single => InputsForm::Single,
                 IoStructure::List => InputsForm::List,
                 IoStructure::Dict(names) => {
+                    let tensors = tensors.into_iter().map(Argument::Tensor);
                     return vec![Argument::Dict(names.iter().cloned().zip(tensors).collect())];
                 }
             },
         };
-        match form {
-            InputsForm::Separate => tensors,
-            InputsForm::Single if count <= 1 => tensors,
-            InputsForm::Single | InputsForm::List => vec![Argument::List(tensors)],
-        }
+        form.positional(tensors)
     }
 }
 

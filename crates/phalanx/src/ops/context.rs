@@ -1,13 +1,16 @@
 //! How an op reads the arguments of its call and its constructor.
 
 use crate::error::{Error, Result};
-use crate::layer::{Argument, LayerContext, Operand};
+use crate::layer::{Argument, Arguments, Layer, LayerContext, Operand};
 use crate::registry::Config;
-use phalanx_graph::{DType, Graph, NodeId};
+use phalanx_graph::{DType, Graph, NodeId, Type};
 use serde_json::Value;
 
 /// The largest number of elements of an array in a call.
 const MAX_CONSTANT: usize = 1 << 24;
+
+/// The largest size in an argument.
+const MAX_SIZE: usize = 1 << 24;
 
 /// The context of an op: the graph, the arguments of the call and the config.
 pub(super) struct OpContext<'a, 'b> {
@@ -30,9 +33,25 @@ impl<'a, 'b> OpContext<'a, 'b> {
         self.cx.graph()
     }
 
+    /// The context of the layer that the op is.
+    pub fn layer(&mut self) -> &mut LayerContext<'b> {
+        self.cx
+    }
+
     /// The dimensions of a value, without the batch.
     pub fn dims(&self, x: NodeId) -> Vec<usize> {
         self.cx.dims(x)
+    }
+
+    /// The number of axes of a value. Rows count the batch; other values have no batch.
+    pub fn rank(&self, x: NodeId) -> usize {
+        let ty = self.cx.ty(x);
+        ty.dims.len() + usize::from(ty.is_rows())
+    }
+
+    /// Whether a value has one entry per sample.
+    pub fn is_rows(&self, x: NodeId) -> bool {
+        self.cx.ty(x).is_rows()
     }
 
     /// An error about an argument.
@@ -59,17 +78,84 @@ impl<'a, 'b> OpContext<'a, 'b> {
         }
     }
 
+    /// A value as floats, if the call has it.
+    pub fn optional(&mut self, name: &str) -> Result<Option<NodeId>> {
+        if self.passed(name).is_none() { Ok(None) } else { self.tensor(name).map(Some) }
+    }
+
+    /// Values as floats that broadcast together.
+    pub fn operands<const N: usize>(&mut self, names: [&str; N]) -> Result<[NodeId; N]> {
+        let mut nodes = vec![];
+        for name in names {
+            nodes.push(self.tensor(name)?);
+        }
+        self.align(&mut nodes)?;
+        Ok(std::array::from_fn(|i| nodes[i]))
+    }
+
     /// A list of values as floats.
     pub fn tensors(&mut self, name: &str) -> Result<Vec<NodeId>> {
-        let Some(Argument::List(items)) = self.passed(name).cloned() else {
-            return Err(self.argument(name, "a list of tensors", "something else"));
+        let items = match self.passed(name) {
+            Some(Argument::List(items)) => items.clone(),
+            Some(Argument::Plain(Value::Array(items))) => {
+                items.iter().cloned().map(Argument::Plain).collect()
+            }
+            _ => return Err(self.argument(name, "a list of tensors", "something else")),
         };
+        self.values(name, &items)
+    }
+
+    /// All positional arguments as floats.
+    pub fn positional(&mut self) -> Result<Vec<NodeId>> {
+        let items = self.cx.arguments().positional.clone();
+        self.values("operands", &items)
+    }
+
+    fn values(&mut self, name: &str, items: &[Argument<Operand>]) -> Result<Vec<NodeId>> {
+        if items.is_empty() {
+            return Err(self.argument(name, "at least one tensor", "none"));
+        }
         let mut out = vec![];
-        for item in &items {
+        for item in items {
             let node = self.value(name, item)?;
             out.push(self.graph().cast(node, DType::F32)?);
         }
         Ok(out)
+    }
+
+    /// Aligns values for broadcasting as NumPy does, whose shapes count the samples: rows must have as many axes as
+    /// other rows, and a leading axis of size one of other values stands for the batch.
+    pub fn align(&mut self, nodes: &mut [NodeId]) -> Result<()> {
+        let ranks = nodes.iter().filter(|x| self.is_rows(**x)).map(|x| self.dims(*x).len());
+        let Some(rank) = ranks.max() else { return Ok(()) };
+        for x in nodes.iter_mut() {
+            let dims = self.dims(*x);
+            let fits = match (self.is_rows(*x), dims.split_first()) {
+                (true, _) => dims.len() == rank,
+                (false, Some((1, rest))) if rest.len() == rank => {
+                    *x = self.graph().reshape(*x, rest)?;
+                    true
+                }
+                _ => dims.len() <= rank,
+            };
+            if !fits {
+                let expected = format!("tensors of {} axes with the same batch", rank + 1);
+                return Err(self.argument("operands", &expected, self.cx.ty(*x).shape_text()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The first output of a layer without weights. `config` are the layer's arguments.
+    pub fn call_layer(&mut self, class: &str, config: Config, x: NodeId) -> Result<NodeId> {
+        let layer: Box<dyn Layer> = crate::layers::from_config(class, config)?;
+        let positional = vec![Argument::Tensor(x.into())];
+        let arguments = Arguments { positional, named: vec![] };
+        let outputs = self.cx.call_sublayer("layer", &*layer, true, &arguments)?;
+        match outputs.first() {
+            Some(operand) => Ok(operand.node),
+            None => Err(self.argument("outputs", "one", "none")),
+        }
     }
 
     fn value(&mut self, name: &str, argument: &Argument<Operand>) -> Result<NodeId> {
@@ -100,13 +186,7 @@ impl<'a, 'b> OpContext<'a, 'b> {
         }
         let (mut dims, mut values) = (vec![], vec![]);
         flatten(array, 0, &mut dims, &mut values).ok_or_else(|| wrong(self))?;
-        // The batch axis of a constant has one entry.
-        if let [1, rest @ ..] = &dims[..] {
-            dims = rest.to_vec();
-        }
-        if dims.is_empty() {
-            return Ok(self.graph().scalar(f64::from(values[0])));
-        }
+        Type::mirrored(dims.clone()).check_limits()?;
         Ok(self.cx.constant(name, &dims, values))
     }
 
@@ -143,20 +223,68 @@ impl<'a, 'b> OpContext<'a, 'b> {
         numbers.map(Some).ok_or_else(|| self.argument(name, "whole numbers", &value))
     }
 
-    /// Converts an axis, which counts the batch as 0 and may be negative, to an axis of one sample; `None` is the
-    /// batch. `rank` includes the batch.
-    pub fn axis(&self, axis: i64, rank: usize) -> Result<Option<usize>> {
+    /// One whole number of at least `min`.
+    pub fn size(&self, name: &str, min: usize) -> Result<usize> {
+        let value = self.option(name);
+        let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let size = size.filter(|n| *n >= min && *n <= MAX_SIZE);
+        size.ok_or_else(|| self.argument(name, &format!("{min} to {MAX_SIZE}"), value))
+    }
+
+    /// Two sizes of at least `min`: one number for both, or a list.
+    pub fn pair(&self, name: &str, default: usize, min: usize) -> Result<[usize; 2]> {
+        let list = self.integers(name)?.unwrap_or_else(|| vec![default as i64]);
+        let sizes: Vec<usize> = list.iter().filter_map(|n| usize::try_from(*n).ok()).collect();
+        let sizes = match sizes[..] {
+            [both] if list.len() == 1 => Some([both; 2]),
+            [first, second] if list.len() == 2 => Some([first, second]),
+            _ => None,
+        };
+        let sizes = sizes.filter(|s| s.iter().all(|n| *n >= min && *n <= MAX_SIZE));
+        let expected = format!("one or two numbers from {min} to {MAX_SIZE}");
+        sizes.ok_or_else(|| self.argument(name, &expected, format!("{list:?}")))
+    }
+
+    /// Converts an axis of a value with `rank` axes, which may be negative.
+    pub fn position(&self, axis: i64, rank: usize) -> Result<usize> {
         let positive = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
         if !(0..rank as i64).contains(&positive) {
             return Err(self.argument("axis", &format!("one of {rank} axes"), axis));
         }
-        Ok((positive as usize).checked_sub(1))
+        Ok(positive as usize)
     }
 
-    /// The axis of a sample that an axis of the argument `name` means.
-    pub fn sample_axis(&self, axis: i64, rank: usize) -> Result<usize> {
-        let found = self.axis(axis, rank)?;
-        found.ok_or_else(|| self.argument("axis", "an axis other than the batch", axis))
+    /// The dimension that an axis means. The batch is none.
+    pub fn dim(&self, x: NodeId, axis: i64) -> Result<usize> {
+        let at = self.position(axis, self.rank(x))?;
+        let dim = at.checked_sub(usize::from(self.is_rows(x)));
+        dim.ok_or_else(|| self.argument("axis", "an axis other than the batch", axis))
+    }
+
+    /// The dimension that the option `axis` means.
+    pub fn axis(&self, x: NodeId, default: i64) -> Result<usize> {
+        match self.integers("axis")?.as_deref() {
+            None => self.dim(x, default),
+            Some([axis]) => self.dim(x, *axis),
+            Some(axes) => Err(self.argument("axis", "one axis", format!("{axes:?}"))),
+        }
+    }
+
+    /// The dimension that the option `axis` means. Without it, a value that is not rows is flattened.
+    pub fn axis_or_flat(&mut self, x: NodeId) -> Result<(NodeId, usize)> {
+        match self.integers("axis")? {
+            Some(_) => Ok((x, self.axis(x, 0)?)),
+            None => Ok((self.flat(x)?, 0)),
+        }
+    }
+
+    /// All elements on one axis. Rows cannot be flattened, because the batch would be part of it.
+    pub fn flat(&mut self, x: NodeId) -> Result<NodeId> {
+        if self.is_rows(x) {
+            return Err(self.argument("axis", "an axis other than the batch", "all axes"));
+        }
+        let len = self.cx.ty(x).len();
+        Ok(self.graph().reshape(x, &[len])?)
     }
 }
 

@@ -1,21 +1,27 @@
-//! Ops that move elements.
+//! Shapes: reshaping, transposing, joining, splitting, repeating and padding.
 
 use super::context::OpContext;
-use super::{elementwise, ops};
+use super::ops;
 use crate::error::Result;
 use crate::layer::{Argument, Outputs};
+use phalanx_graph::functions::layout::{self, PadMode, concat, slice_steps};
 use phalanx_graph::{NodeId, Op};
 use serde_json::Value;
 
-fn rank(cx: &OpContext<'_, '_>, x: NodeId) -> usize {
-    cx.dims(x).len() + 1
+/// The largest number of tensors that an op returns.
+const MAX_PARTS: usize = 4096;
+
+/// The dimension before which a new axis is inserted. `rank` is the number of axes of the result.
+fn new_axis(cx: &OpContext<'_, '_>, x: NodeId, axis: i64, rank: usize) -> Result<usize> {
+    let at = cx.position(axis, rank)?.checked_sub(usize::from(cx.is_rows(x)));
+    at.ok_or_else(|| cx.argument("axis", "an axis after the batch", axis))
 }
 
 fn expand_dims(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
     let list = cx.integers("axis")?.unwrap_or_default();
-    let rank = rank(cx, x) + list.len();
-    let mut axes = list.iter().map(|a| cx.sample_axis(*a, rank)).collect::<Result<Vec<_>>>()?;
+    let rank = cx.rank(x) + list.len();
+    let mut axes = list.iter().map(|a| new_axis(cx, x, *a, rank)).collect::<Result<Vec<_>>>()?;
     axes.sort_unstable();
     let mut dims = cx.dims(x);
     for axis in axes {
@@ -26,11 +32,11 @@ fn expand_dims(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
 
 fn squeeze(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
-    let (dims, rank) = (cx.dims(x), rank(cx, x));
+    let dims = cx.dims(x);
     let kept: Vec<usize> = match cx.integers("axis")? {
         None => dims.iter().copied().filter(|d| *d != 1).collect(),
         Some(list) => {
-            let axes = list.iter().map(|a| cx.sample_axis(*a, rank)).collect::<Result<Vec<_>>>()?;
+            let axes = list.iter().map(|a| cx.dim(x, *a)).collect::<Result<Vec<_>>>()?;
             if let Some(axis) = axes.iter().find(|a| dims[**a] != 1) {
                 return Err(cx.argument("axis", "axes of size 1", dims[*axis]));
             }
@@ -42,17 +48,20 @@ fn squeeze(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
 
 fn reshape(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
-    let dims = cx.dims(x);
-    let len: usize = dims.iter().product();
+    let len: usize = cx.dims(x).iter().product();
     let shape = cx.option("newshape");
     let wrong = |cx: &OpContext<'_, '_>| {
         cx.argument("newshape", "a shape that keeps the samples apart", &shape)
     };
-    let sizes = shape.as_array().ok_or_else(|| wrong(cx))?;
-    let sizes: Vec<Option<i64>> = sizes.iter().map(Value::as_i64).collect();
+    let sizes: Vec<Option<i64>> = match &shape {
+        Value::Array(sizes) => sizes.iter().map(Value::as_i64).collect(),
+        one => vec![one.as_i64()],
+    };
     // The batch is the first axis, open (-1 or null).
-    let Some((None | Some(-1), rest)) = sizes.split_first().map(|(f, r)| (*f, r)) else {
-        return Err(wrong(cx));
+    let rest = match (cx.is_rows(x), sizes.split_first()) {
+        (false, _) => &sizes[..],
+        (true, Some((None | Some(-1), rest))) => rest,
+        _ => return Err(wrong(cx)),
     };
     let mut known = 1usize;
     let mut open = 0;
@@ -72,53 +81,60 @@ fn reshape(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
 }
 
 /// Permutes axes, which count the batch.
-fn permute(cx: &mut OpContext<'_, '_>, x: NodeId, axes: &[usize]) -> Result<Outputs> {
-    if axes.first() != Some(&0) {
-        return Err(cx.argument("axes", "the batch first", format!("{axes:?}")));
+pub(super) fn permute(cx: &mut OpContext<'_, '_>, x: NodeId, axes: &[usize]) -> Result<NodeId> {
+    let mut perm = axes.to_vec();
+    if cx.is_rows(x) {
+        if perm.first() != Some(&0) {
+            return Err(cx.argument("axes", "the batch first", format!("{axes:?}")));
+        }
+        perm = perm[1..].iter().map(|a| a - 1).collect();
     }
-    let perm: Vec<usize> = axes[1..].iter().map(|a| a - 1).collect();
-    Ok(cx.graph().push(Op::Transpose { perm }, &[x])?.into())
-}
-
-fn positive(cx: &OpContext<'_, '_>, axis: i64, rank: usize) -> Result<usize> {
-    Ok(cx.axis(axis, rank)?.map_or(0, |a| a + 1))
+    if perm.iter().copied().eq(0..perm.len()) {
+        return Ok(x);
+    }
+    Ok(cx.graph().push(Op::Transpose { perm }, &[x])?)
 }
 
 fn transpose(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
-    let rank = rank(cx, x);
-    let Some(list) = cx.integers("axes")? else {
-        return Err(cx.argument("axes", "the batch first", "all axes reversed"));
-    };
-    let axes = list.iter().map(|a| positive(cx, *a, rank)).collect::<Result<Vec<_>>>()?;
+    let rank = cx.rank(x);
+    let list = cx.integers("axes")?.unwrap_or_else(|| (0..rank as i64).rev().collect());
+    let axes = list.iter().map(|a| cx.position(*a, rank)).collect::<Result<Vec<_>>>()?;
     let mut sorted = axes.clone();
     sorted.sort_unstable();
     if !sorted.iter().copied().eq(0..rank) {
         return Err(cx.argument("axes", &format!("each of {rank} axes once"), format!("{list:?}")));
     }
-    permute(cx, x, &axes)
+    Ok(permute(cx, x, &axes)?.into())
+}
+
+/// An axis of the option `name`, which counts the batch.
+pub(super) fn counted_axis(
+    cx: &OpContext<'_, '_>,
+    name: &str,
+    default: Option<i64>,
+    rank: usize,
+) -> Result<usize> {
+    let axis = cx.option(name).as_i64().or(default);
+    let axis = axis.ok_or_else(|| cx.argument(name, "an axis", cx.option(name)))?;
+    cx.position(axis, rank)
 }
 
 fn swap_axes(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
-    let rank = rank(cx, x);
-    let one = |cx: &OpContext<'_, '_>, name: &str| {
-        let axis = cx.option(name).as_i64();
-        let axis = axis.ok_or_else(|| cx.argument(name, "an axis", cx.option(name)))?;
-        positive(cx, axis, rank)
-    };
-    let (a, b) = (one(cx, "axis1")?, one(cx, "axis2")?);
+    let rank = cx.rank(x);
+    let (a, b) = (counted_axis(cx, "axis1", None, rank)?, counted_axis(cx, "axis2", None, rank)?);
     let mut axes: Vec<usize> = (0..rank).collect();
     axes.swap(a, b);
-    permute(cx, x, &axes)
+    Ok(permute(cx, x, &axes)?.into())
 }
 
 fn move_axis(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
-    let rank = rank(cx, x);
+    let rank = cx.rank(x);
     let axes = |cx: &OpContext<'_, '_>, name: &str| {
         let list = cx.integers(name)?.unwrap_or_default();
-        list.iter().map(|a| positive(cx, *a, rank)).collect::<Result<Vec<usize>>>()
+        list.iter().map(|a| cx.position(*a, rank)).collect::<Result<Vec<usize>>>()
     };
     let (source, destination) = (axes(cx, "source")?, axes(cx, "destination")?);
     if source.len() != destination.len() {
@@ -133,53 +149,95 @@ fn move_axis(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     if order.len() != rank {
         return Err(cx.argument("source", "different axes", "one twice"));
     }
-    permute(cx, x, &order)
+    Ok(permute(cx, x, &order)?.into())
 }
 
-/// Gives every operand rows if one has them, so that they can be concatenated.
-fn concatenate(cx: &mut OpContext<'_, '_>, parts: &[NodeId], axis: usize) -> Result<NodeId> {
-    Ok(cx.graph().push(Op::Concat { axis }, parts)?)
+/// Concatenates values along an axis that counts the batch.
+fn concatenate(cx: &mut OpContext<'_, '_>, mut parts: Vec<NodeId>, axis: i64) -> Result<Outputs> {
+    cx.align(&mut parts)?;
+    let rows = parts.iter().copied().find(|x| cx.is_rows(*x)).unwrap_or(parts[0]);
+    let axis = cx.dim(rows, axis)?;
+    Ok(concat(cx.graph(), &parts, axis)?.into())
 }
 
-fn concat(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
+fn concat_axis(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let parts = cx.tensors("xs")?;
-    let Some(first) = parts.first() else { return Err(cx.argument("xs", "1 or more", 0)) };
     let axis = cx.integers("axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
-    let axis = cx.sample_axis(axis, rank(cx, *first))?;
-    Ok(concatenate(cx, &parts, axis)?.into())
+    concatenate(cx, parts, axis)
+}
+
+fn append(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
+    let mut parts = vec![cx.tensor("x1")?, cx.tensor("x2")?];
+    match cx.integers("axis")?.as_deref() {
+        Some([axis, ..]) => concatenate(cx, parts, *axis),
+        _ => {
+            for x in &mut parts {
+                *x = cx.flat(*x)?;
+            }
+            concatenate(cx, parts, 0)
+        }
+    }
+}
+
+/// Concatenates along an axis after giving every value at least `rank` axes.
+fn stack_along(cx: &mut OpContext<'_, '_>, rank: usize, axis: i64) -> Result<Outputs> {
+    let mut parts = cx.tensors("xs")?;
+    for x in &mut parts {
+        let (mut dims, missing) = (cx.dims(*x), rank.saturating_sub(cx.rank(*x)));
+        // A vector becomes a row of a matrix; a matrix gets a last axis.
+        match (dims.len(), cx.is_rows(*x), missing) {
+            (_, _, 0) => continue,
+            (_, true, 1) | (2.., ..) => dims.push(1),
+            (1, false, n) => {
+                dims.insert(0, 1);
+                dims.extend(vec![1; n - 1]);
+            }
+            _ => return Err(cx.argument("xs", "values that keep the batch", "vectors")),
+        }
+        *x = cx.graph().reshape(*x, &dims)?;
+    }
+    concatenate(cx, parts, axis)
+}
+
+/// `hstack`: along the second axis, the first of vectors.
+fn hstack(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
+    let parts = cx.tensors("xs")?;
+    let axis = i64::from(cx.rank(parts[0]) > 1);
+    concatenate(cx, parts, axis)
 }
 
 fn stack(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
-    let parts = cx.tensors("x")?;
-    let Some(first) = parts.first() else { return Err(cx.argument("x", "1 or more", 0)) };
-    let mut dims = cx.dims(*first);
+    let mut parts = cx.tensors("x")?;
+    cx.align(&mut parts)?;
+    let rows = parts.iter().copied().find(|x| cx.is_rows(*x)).unwrap_or(parts[0]);
+    let mut dims = cx.dims(rows);
     let axis = cx.integers("axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
-    let axis = cx.sample_axis(axis, dims.len() + 2)?;
+    let axis = new_axis(cx, rows, axis, cx.rank(rows) + 1)?;
     dims.insert(axis, 1);
-    let parts = parts.iter().map(|x| cx.graph().reshape(*x, &dims));
-    let parts = parts.collect::<std::result::Result<Vec<_>, _>>()?;
-    Ok(concatenate(cx, &parts, axis)?.into())
+    for x in &mut parts {
+        *x = cx.graph().reshape(*x, &dims)?;
+    }
+    Ok(concat(cx.graph(), &parts, axis)?.into())
 }
 
-fn slice(
+/// A part of an axis.
+pub(super) fn slice(
     cx: &mut OpContext<'_, '_>,
     x: NodeId,
     axis: usize,
-    start: usize,
-    len: usize,
+    (start, len): (usize, usize),
 ) -> Result<NodeId> {
-    if start == 0 && cx.dims(x)[axis] == len {
-        return Ok(x);
-    }
-    Ok(cx.graph().push(Op::Slice { axis, start, len }, &[x])?)
+    Ok(slice_steps(cx.graph(), x, axis, (start, len, 1))?)
 }
 
-fn split(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
+/// Splits an axis, into equal parts unless `uneven`.
+fn split(cx: &mut OpContext<'_, '_>, axis: Option<i64>, uneven: bool) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
-    let dims = cx.dims(x);
-    let axis = cx.integers("axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
-    let axis = cx.sample_axis(axis, dims.len() + 1)?;
-    let size = dims[axis];
+    let axis = match axis {
+        Some(axis) => cx.dim(x, axis)?,
+        None => cx.axis(x, 0)?,
+    };
+    let size = cx.dims(x)[axis];
     let wrong = |cx: &OpContext<'_, '_>| {
         let expected = format!("a divisor of {size}, or ascending positions up to it");
         cx.argument("indices_or_sections", &expected, cx.option("indices_or_sections"))
@@ -187,8 +245,10 @@ fn split(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let ends: Vec<usize> = match cx.option("indices_or_sections") {
         Value::Number(n) => {
             let parts = n.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
-            let parts = parts.filter(|n| size.is_multiple_of(*n)).ok_or_else(|| wrong(cx))?;
-            (1..=parts).map(|i| i * (size / parts)).collect()
+            let fits = |n: &usize| size.is_multiple_of(*n) || (uneven && *n <= size);
+            let parts = parts.filter(fits).ok_or_else(|| wrong(cx))?;
+            // The first parts have one element more.
+            (1..=parts).map(|i| i * (size / parts) + i.min(size % parts)).collect()
         }
         Value::Array(list) => {
             let list: Option<Vec<usize>> =
@@ -199,13 +259,16 @@ fn split(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
         }
         _ => return Err(wrong(cx)),
     };
+    if ends.len() > MAX_PARTS {
+        return Err(cx.argument("axis", &format!("at most {MAX_PARTS} parts"), ends.len()));
+    }
     let mut start = 0;
     let mut parts = vec![];
     for end in ends {
         if end <= start || end > size {
             return Err(wrong(cx));
         }
-        parts.push(slice(cx, x, axis, start, end - start)?);
+        parts.push(slice(cx, x, axis, (start, end - start))?);
         start = end;
     }
     Ok(parts.into())
@@ -213,42 +276,49 @@ fn split(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
 
 fn unstack(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
-    let dims = cx.dims(x);
-    let axis = cx.integers("axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
-    let axis = cx.sample_axis(axis, dims.len() + 1)?;
-    let mut kept = dims.clone();
-    kept.remove(axis);
+    let axis = cx.axis(x, 0)?;
+    let mut kept = cx.dims(x);
+    let size = kept.remove(axis);
+    if size > MAX_PARTS {
+        return Err(cx.argument("axis", &format!("at most {MAX_PARTS} parts"), size));
+    }
     let mut parts = vec![];
-    for i in 0..dims[axis] {
-        let part = slice(cx, x, axis, i, 1)?;
+    for i in 0..size {
+        let part = slice(cx, x, axis, (i, 1))?;
         parts.push(cx.graph().reshape(part, &kept)?);
     }
     Ok(parts.into())
 }
 
 fn broadcast(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
-    let x = cx.any_tensor("x")?;
+    let x = cx.tensor("x")?;
     let shape = cx.option("shape");
     let sizes = shape.as_array().map(|s| s.iter().map(Value::as_u64).collect::<Vec<_>>());
     let wrong =
         |cx: &OpContext<'_, '_>| cx.argument("shape", "(None, ..) with known sizes", &shape);
-    let Some([_, rest @ ..]) = sizes.as_deref() else { return Err(wrong(cx)) };
+    let sizes = sizes.ok_or_else(|| wrong(cx))?;
+    let rest = &sizes[usize::from(cx.is_rows(x)).min(sizes.len())..];
     let dims: Option<Vec<usize>> =
         rest.iter().map(|s| s.and_then(|n| usize::try_from(n).ok())).collect();
     let dims = dims.ok_or_else(|| wrong(cx))?;
+    if cx.is_rows(x) && dims.len() != cx.dims(x).len() {
+        return Err(wrong(cx));
+    }
     Ok(cx.graph().push(Op::Broadcast { dims }, &[x])?.into())
 }
 
 /// Repeats every element along an axis.
 fn repeat(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
-    let dims = cx.dims(x);
-    let times = cx.option("repeats").as_u64().and_then(|n| usize::try_from(n).ok());
-    let axis = cx.integers("axis")?.and_then(|a| a.first().copied());
-    let (Some(times), Some(axis)) = (times.filter(|n| *n > 0), axis) else {
-        return Err(cx.argument("repeats, axis", "a number and an axis", cx.option("repeats")));
+    let times = match cx.integers("repeats")?.as_deref() {
+        Some([times]) => usize::try_from(*times).ok().filter(|n| *n > 0),
+        _ => None,
     };
-    let axis = cx.sample_axis(axis, dims.len() + 1)?;
+    let Some(times) = times else {
+        return Err(cx.argument("repeats", "one number above 0", cx.option("repeats")));
+    };
+    let (x, axis) = cx.axis_or_flat(x)?;
+    let dims = cx.dims(x);
     let (mut apart, mut spread, mut merged) = (dims.clone(), dims.clone(), dims);
     apart.insert(axis + 1, 1);
     spread.insert(axis + 1, times);
@@ -261,181 +331,108 @@ fn repeat(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
 
 /// Repeats the whole value along axes.
 fn tile(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
-    let mut x = cx.tensor("x")?;
-    let rank = rank(cx, x);
-    let repeats = cx.integers("repeats")?.unwrap_or_default();
-    if repeats.len() != rank || repeats[0] != 1 || repeats.iter().any(|n| *n < 1) {
-        let expected = format!("{rank} numbers, the first 1");
+    let x = cx.tensor("x")?;
+    let rank = cx.rank(x);
+    let mut repeats = cx.integers("repeats")?.unwrap_or_default();
+    while repeats.len() < rank {
+        repeats.insert(0, 1);
+    }
+    let lead = usize::from(cx.is_rows(x));
+    let times: Option<Vec<usize>> =
+        repeats[lead..].iter().map(|n| usize::try_from(*n).ok().filter(|n| *n > 0)).collect();
+    let kept = repeats.len() == rank && repeats[..lead].iter().all(|n| *n == 1);
+    let Some(times) = times.filter(|_| kept) else {
+        let expected = format!("{rank} numbers above 0, 1 for the batch");
         return Err(cx.argument("repeats", &expected, format!("{repeats:?}")));
-    }
-    for (axis, times) in repeats[1..].iter().enumerate() {
-        if *times > 1 {
-            let parts = vec![x; usize::try_from(*times).unwrap_or(1).min(1 << 16)];
-            x = concatenate(cx, &parts, axis)?;
-        }
-    }
-    Ok(x.into())
-}
-
-/// `x[:, 1:3, 0]`: slices with step 1, whole numbers, new axes and one ellipsis.
-fn get_item(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
-    let mut x = cx.any_tensor("x")?;
-    let key = match cx.passed("key") {
-        Some(Argument::Plain(Value::Array(items))) => items.clone(),
-        Some(Argument::Plain(item)) => vec![item.clone()],
-        Some(Argument::List(items)) if items.is_empty() => vec![],
-        _ => return Err(cx.argument("key", "slices and whole numbers", "tensors")),
     };
-    let class = |item: &Value| item.get("class_name").and_then(Value::as_str).map(str::to_string);
-    let is_ellipsis = |item: &Value| class(item).as_deref() == Some("__ellipsis__");
-    let indexed = key.iter().filter(|item| !item.is_null() && !is_ellipsis(item)).count();
-    let rank = rank(cx, x);
-    if indexed > rank {
-        return Err(cx.argument("key", &format!("at most {rank} axes"), indexed));
-    }
-    // The axis of the sample that the next item means; the batch is axis -1 here.
-    let mut axis: i64 = -1;
-    let mut dims_after: Vec<usize> = vec![];
-    for item in &key {
-        if is_ellipsis(item) {
-            for _ in indexed..rank {
-                if axis >= 0 {
-                    dims_after.push(cx.dims(x)[axis as usize]);
-                }
-                axis += 1;
-            }
-            continue;
-        }
-        if axis < 0 {
-            check_whole_batch(cx, item)?;
-            axis += 1;
-            continue;
-        }
-        if item.is_null() {
-            dims_after.push(1);
-            continue;
-        }
-        let size = cx.dims(x)[axis as usize];
-        let (start, len, keep) = range(cx, item, size)?;
-        x = slice(cx, x, axis as usize, start, len)?;
-        if keep {
-            dims_after.push(len);
-        }
-        axis += 1;
-    }
     let dims = cx.dims(x);
-    let rest = usize::try_from(axis).unwrap_or(0);
-    dims_after.extend(&dims[rest.min(dims.len())..]);
-    Ok(cx.graph().reshape(x, &dims_after)?.into())
-}
-
-/// The first item of a key must keep the batch as it is.
-fn check_whole_batch(cx: &OpContext<'_, '_>, item: &Value) -> Result<()> {
-    let part = |name: &str| item.pointer(&format!("/config/{name}")).cloned().unwrap_or_default();
-    let whole = ["start", "stop", "step"].iter().all(|name| part(name).is_null());
-    let is_slice = item.get("class_name").and_then(Value::as_str) == Some("__slice__");
-    if is_slice && whole {
-        return Ok(());
-    }
-    Err(cx.argument("key", "`:` for the batch", item))
-}
-
-/// The range of an item of a key: start, length, and whether the axis remains.
-fn range(cx: &OpContext<'_, '_>, item: &Value, size: usize) -> Result<(usize, usize, bool)> {
-    let wrong = || cx.argument("key", &format!("an index or a slice with step 1 of {size}"), item);
-    let position = |n: i64| if n < 0 { n.saturating_add(size as i64) } else { n };
-    if let Some(index) = item.as_i64() {
-        let index = usize::try_from(position(index)).ok().filter(|i| *i < size);
-        return Ok((index.ok_or_else(wrong)?, 1, false));
-    }
-    if item.get("class_name").and_then(Value::as_str) != Some("__slice__") {
-        return Err(wrong());
-    }
-    let part = |name: &str| item.pointer(&format!("/config/{name}")).cloned().unwrap_or_default();
-    if !matches!(part("step"), Value::Null) && part("step").as_i64() != Some(1) {
-        return Err(wrong());
-    }
-    let end = |name: &str, default: usize| -> Result<usize> {
-        match part(name) {
-            Value::Null => Ok(default),
-            value => {
-                let n = value.as_i64().ok_or_else(wrong)?;
-                Ok(usize::try_from(position(n).max(0)).unwrap_or(0).min(size))
-            }
-        }
+    let pairs = |first: &dyn Fn(usize) -> usize| -> Vec<usize> {
+        (0..dims.len()).flat_map(|i| [first(i), dims[i]]).collect()
     };
-    let (start, stop) = (end("start", 0)?, end("stop", size)?);
-    match stop.checked_sub(start) {
-        Some(len) if len > 0 => Ok((start, len, true)),
-        _ => Err(wrong()),
-    }
+    let (apart, spread) = (pairs(&|_| 1), pairs(&|i| times[i]));
+    let merged: Vec<usize> = dims.iter().zip(&times).map(|(d, n)| d.saturating_mul(*n)).collect();
+    let g = cx.graph();
+    let x = g.reshape(x, &apart)?;
+    let x = g.push(Op::Broadcast { dims: spread }, &[x])?;
+    Ok(g.reshape(x, &merged)?.into())
 }
 
-fn flip(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
-    let mut x = cx.tensor("x")?;
-    let rank = rank(cx, x);
-    let Some(axes) = cx.integers("axis")? else {
-        return Err(cx.argument("axis", "axes other than the batch", "all axes"));
+/// A mode of padding by its name in NumPy.
+fn pad_mode(cx: &mut OpContext<'_, '_>) -> Result<PadMode> {
+    let mode = cx.option("mode");
+    let constant = match cx.passed("constant_values") {
+        Some(Argument::Plain(value)) => value.as_f64(),
+        Some(_) => None,
+        None => Some(0.0),
     };
-    for axis in axes {
-        let axis = cx.sample_axis(axis, rank)?;
-        let size = cx.dims(x)[axis];
-        let parts =
-            (0..size).rev().map(|i| slice(cx, x, axis, i, 1)).collect::<Result<Vec<_>>>()?;
-        x = concatenate(cx, &parts, axis)?;
+    match (mode.as_str().unwrap_or("constant"), constant) {
+        ("constant", Some(value)) => Ok(PadMode::Constant(value)),
+        ("constant", None) => Err(cx.argument("constant_values", "a number", "something else")),
+        ("edge", _) => Ok(PadMode::Edge),
+        ("reflect", _) => Ok(PadMode::Reflect),
+        ("symmetric", _) => Ok(PadMode::Symmetric),
+        ("wrap", _) => Ok(PadMode::Wrap),
+        _ => Err(cx.argument("mode", "constant, edge, reflect, symmetric or wrap", mode)),
     }
-    Ok(x.into())
 }
 
 fn pad(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
-    let rank = rank(cx, x);
+    let (rank, lead) = (cx.rank(x), usize::from(cx.is_rows(x)));
+    let mode = pad_mode(cx)?;
     let width = cx.option("pad_width");
-    let mode = cx.option("mode");
-    if !mode.is_null() && mode != "constant" {
-        return Err(cx.argument("mode", "constant", mode));
-    }
-    let value = match cx.option("constant_values") {
-        Value::Null => 0.0,
-        value => value.as_f64().unwrap_or(f64::NAN),
+    let pair = |value: &Value| serde_json::from_value::<[usize; 2]>(value.clone()).ok();
+    let pairs: Option<Vec<[usize; 2]>> = match &width {
+        // One number, or one pair, for all axes.
+        Value::Number(n) => {
+            n.as_u64().and_then(|n| usize::try_from(n).ok()).map(|n| vec![[n; 2]; rank])
+        }
+        one if pair(one).is_some() => pair(one).map(|pair| vec![pair; rank]),
+        Value::Array(list) if list.len() == 1 => pair(&list[0]).map(|pair| vec![pair; rank]),
+        Value::Array(list) => list.iter().map(pair).collect(),
+        _ => None,
     };
-    if value != 0.0 {
-        return Err(cx.argument("constant_values", "0", value));
-    }
-    let pairs: Option<Vec<[usize; 2]>> = width.as_array().and_then(|list| {
-        list.iter().map(|pair| serde_json::from_value(pair.clone()).ok()).collect()
-    });
-    let pairs = pairs.filter(|pairs| pairs.len() == rank && pairs[0] == [0, 0]);
-    let Some(pairs) = pairs else {
-        let expected = format!("{rank} pairs, the first (0, 0)");
+    let kept = |pairs: &Vec<[usize; 2]>| {
+        pairs.len() == rank && pairs[..lead].iter().all(|pair| *pair == [0, 0])
+    };
+    let Some(pairs) = pairs.filter(kept) else {
+        let expected = format!("{rank} pairs, (0, 0) for the batch");
         return Err(cx.argument("pad_width", &expected, width));
     };
-    let side = |i: usize| pairs[1..].iter().map(|pair| pair[i]).collect::<Vec<usize>>();
-    let op = Op::Pad { before: side(0), after: side(1) };
-    Ok(cx.graph().push(op, &[x])?.into())
+    let side = |i: usize| pairs[lead..].iter().map(|pair| pair[i]).collect::<Vec<usize>>();
+    Ok(layout::pad(cx.graph(), x, &side(0), &side(1), mode)?.into())
 }
 
 ops! {
     NUMPY, "numpy";
+    Append(x1, x2) => append,
+    ArraySplit(x) => |cx| split(cx, None, true),
     BroadcastTo(x) => broadcast,
-    Concatenate(xs) => concat,
+    Concatenate(xs) => concat_axis,
+    Dsplit(x) => |cx| split(cx, Some(2), false),
+    Dstack(xs) => |cx| stack_along(cx, 3, 2),
     ExpandDims(x) => expand_dims,
-    Flip(x) => flip,
-    GetItem(x, key) => get_item,
+    Hsplit(x) => |cx| split(cx, Some(1), false),
+    Hstack(xs) => hstack,
     Moveaxis(x) => move_axis,
     Pad(x, constant_values) => pad,
+    Ravel(x) => |cx| {
+        let x = cx.tensor("x")?;
+        Ok(cx.flat(x)?.into())
+    },
     Repeat(x) => repeat,
     Reshape(x) => reshape,
-    Split(x) => split,
+    Split(x) => |cx| split(cx, None, false),
     Squeeze(x) => squeeze,
     Stack(x) => stack,
     Swapaxes(x) => swap_axes,
     Tile(x) => tile,
     Transpose(x) => transpose,
+    Vsplit(x) => |cx| split(cx, Some(0), false),
+    Vstack(xs) => |cx| stack_along(cx, 2, 0),
 }
 
 ops! {
     CORE, "core";
-    Cast(x) => elementwise::CAST,
     Unstack(x) => unstack,
 }

@@ -6,9 +6,21 @@
 
 mod context;
 mod elementwise;
+mod image;
+mod index;
 mod layout;
 mod nn;
+mod product;
+mod rearrange;
 mod reduce;
+mod refused;
+mod sequence;
+mod sort;
+mod symbols;
+mod window;
+
+pub use refused::class_names as refused_class_names;
+pub use symbols::call;
 
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerContext, Outputs};
@@ -42,13 +54,28 @@ macro_rules! ops {
 use ops;
 
 const TABLES: &[&[OpClass]] = &[
-    elementwise::NUMPY,
+    elementwise::CORE,
     elementwise::MATH,
-    layout::NUMPY,
+    elementwise::NUMPY,
+    image::IMAGE,
+    index::CORE,
+    index::MATH,
+    index::NUMPY,
     layout::CORE,
+    layout::NUMPY,
     nn::NN,
-    reduce::NUMPY,
+    product::LINALG,
+    product::MATH,
+    product::NN,
+    product::NUMPY,
+    rearrange::EINOPS,
     reduce::MATH,
+    reduce::NN,
+    reduce::NUMPY,
+    sequence::NUMPY,
+    sort::MATH,
+    sort::NUMPY,
+    window::NN,
 ];
 
 /// The prefix of the modules of ops.
@@ -67,15 +94,21 @@ pub fn class_names() -> Vec<(&'static str, &'static str)> {
 /// Creates an op from its module, class and config.
 ///
 /// # Errors
-/// [`Error::Unknown`] for an unknown class.
+/// [`Error::Unknown`] for an unknown class, [`Error::Argument`] for one that cannot be a node of a model.
 pub(crate) fn from_config(module: &str, class: &str, config: Config) -> Result<Box<dyn Layer>> {
     let short = module.strip_prefix(MODULES).unwrap_or(module);
     let mut all = TABLES.iter().flat_map(|table| table.iter());
     let found = all.find(|op| op.module == short && op.name == class);
-    let op = found.ok_or_else(|| Error::Unknown {
-        kind: "op",
-        name: format!("{module}.{class}"),
-        known: class_names().into_iter().filter(|o| o.0 == short).map(|o| o.1.into()).collect(),
+    let op = found.ok_or_else(|| match refused::reason(short, class) {
+        Some(reason) => {
+            let received = format!("{module}.{class}, which {reason}");
+            Error::argument("model", "ops", "ops of supported classes", received)
+        }
+        None => Error::Unknown {
+            kind: "op",
+            name: format!("{module}.{class}"),
+            known: class_names().into_iter().filter(|o| o.0 == short).map(|o| o.1.into()).collect(),
+        },
     })?;
     Ok(Box::new(KerasOp { op, module: module.into(), config }))
 }

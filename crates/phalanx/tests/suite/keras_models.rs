@@ -104,3 +104,89 @@ fn outputs_and_training_match_keras() {
 fn three_replicas_train_as_one() {
     check(|| MirroredStrategy::cpus(3).unwrap());
 }
+
+/// Every op is in some model, and no class of Keras is both known and refused.
+#[test]
+fn every_op_has_a_case() {
+    let fixture = Fixture::load("models");
+    let mut covered: Vec<String> = vec![];
+    for case in fixture.cases() {
+        let ops = case.json["ops"].as_array().into_iter().flatten();
+        covered.extend(ops.map(|op| op.as_str().unwrap().to_string()));
+    }
+    let known = phalanx::ops::class_names();
+    let refused = phalanx::ops::refused_class_names();
+    let name = |(module, class): &(&str, &str)| format!("{module}.{class}");
+    let missing: Vec<String> = known.iter().map(name).filter(|n| !covered.contains(n)).collect();
+    assert!(missing.is_empty(), "without a case: {missing:?}");
+    let both: Vec<_> = refused.iter().filter(|op| known.contains(op)).collect();
+    assert!(both.is_empty(), "known and refused: {both:?}");
+}
+
+#[test]
+fn refused_ops_say_why() {
+    let x = Input::new([4]).symbol();
+    for (op, reason) in [
+        ("core.WhileLoop", "holds a Python function"),
+        ("numpy.Nonzero", "has a shape that depends on the data"),
+        ("linalg.SVD", "needs a matrix decomposition"),
+    ] {
+        let error = phalanx::ops::call(op, [(&x).into()], serde_json::json!({})).unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn operators_are_ops() {
+    let (x, y) = (Input::new([2]).symbol(), Input::new([2]).symbol());
+    let z = (1.0 - &x) * 2.0 + &y / (&x * &x + 1.0) - -&y;
+    let model = Model::new([&x, &y], &z).unwrap();
+    let input = |values: [f32; 2]| Tensor::new([1, 2], values.to_vec()).unwrap();
+    let data = Arrays::new(vec![input([1.0, -2.0]), input([4.0, 5.0])], ()).unwrap();
+    let outputs = model.predict_all(&data).unwrap();
+    assert_eq!(outputs[0].f32().unwrap(), [6.0, 12.0]);
+}
+
+/// Ops that would mix samples, or whose arguments do not fit, are errors of the model.
+#[test]
+fn ops_refuse_what_they_cannot_do() {
+    use serde_json::json;
+    let x = Input::new([3, 4]).symbol();
+    let wrong = [
+        ("numpy.Max", json!({"axis": 0})),
+        ("numpy.Mean", json!({"axis": 0})),
+        ("numpy.Mean", json!({"axis": 7})),
+        ("numpy.Cumsum", json!({})),
+        ("numpy.Ravel", json!({})),
+        ("numpy.Flip", json!({"axis": [0]})),
+        ("numpy.Transpose", json!({"axes": [1, 0, 2]})),
+        ("numpy.Split", json!({"indices_or_sections": 0, "axis": 1})),
+        ("numpy.Split", json!({"indices_or_sections": [2, 1], "axis": 1})),
+        ("numpy.Repeat", json!({"repeats": -1, "axis": 1})),
+        ("numpy.Repeat", json!({"repeats": 1u64 << 62, "axis": 1})),
+        ("numpy.Tile", json!({"repeats": [2, 1, 1]})),
+        ("numpy.Pad", json!({"pad_width": [[0, 0], [1u64 << 60, 0], [0, 0]]})),
+        ("numpy.Pad", json!({"pad_width": [[0, 0], [1, 1], [0, 0]], "mode": "linear_ramp"})),
+        ("numpy.Diff", json!({"n": 4, "axis": 2})),
+        ("numpy.Diagonal", json!({})),
+        ("numpy.Diagonal", json!({"axis1": 1, "axis2": 2, "offset": -5})),
+        ("numpy.Linspace", json!({"num": 1u64 << 40, "axis": 1})),
+        ("numpy.Quantile", json!({"axis": 1})),
+        ("numpy.Reshape", json!({"newshape": [3, 4]})),
+        ("numpy.Reshape", json!({"newshape": [-1, 5]})),
+        ("numpy.Einsum", json!({"subscripts": "bij->ij"})),
+        ("math.TopK", json!({"k": 5})),
+        ("math.ExtractSequences", json!({"sequence_length": 5, "sequence_stride": 1})),
+        ("nn.Unfold", json!({"kernel_size": 2})),
+        ("nn.OneHot", json!({"num_classes": 0})),
+        ("nn.MaxPool", json!({"pool_size": 9})),
+        ("linalg.Norm", json!({"ord": "nuc", "axis": [1, 2]})),
+        ("image.Resize", json!({"size": [2, 2]})),
+        ("einops.Rearrange", json!({})),
+    ];
+    for (op, config) in wrong {
+        let y = phalanx::ops::call(op, [(&x).into()], config.clone()).unwrap();
+        let Err(error) = Model::new(&x, &y) else { panic!("{op} {config} is accepted") };
+        assert!(error.to_string().contains("expected"), "{op} {config}: {error}");
+    }
+}

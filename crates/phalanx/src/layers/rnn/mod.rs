@@ -230,7 +230,7 @@ macro_rules! recurrent {
     };
     (@ones $self:ident none) => { None };
     (@ones $self:ident $option:ident) => {
-        $self.$option.then(|| $self.units..2 * $self.units)
+        $self.$option.then(|| $self.units..$self.units.saturating_mul(2))
     };
 }
 pub(crate) use recurrent;

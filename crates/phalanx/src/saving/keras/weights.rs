@@ -36,6 +36,11 @@ fn slots(def: &Definition) -> Vec<Slot> {
                 Some(Callee::Model(inner)) if is_chain(inner) => "Sequential",
                 Some(Callee::Model(_)) => "Functional",
             };
+            // Files have the name of the class in Python, not the exported one.
+            let class = match class {
+                "GroupQueryAttention" => "GroupedQueryAttention",
+                class => class,
+            };
             let base = snake_case(class);
             let n = counts.entry(base.clone()).or_default();
             let unique = if *n == 0 { base } else { format!("{base}_{n}") };

@@ -1,0 +1,115 @@
+//! Classes of `keras.ops` that cannot be nodes of a model, and why.
+
+const FUNCTION: &str = "holds a Python function";
+const SHAPE: &str = "has a shape that depends on the data";
+const DECOMPOSITION: &str = "needs a matrix decomposition";
+const COMPLEX: &str = "needs complex numbers";
+const BITS: &str = "works on the bits of numbers";
+const BATCH: &str = "mixes the samples of a batch";
+const KERNEL: &str = "has no kernel";
+const BROKEN: &str = "confuses its arguments in Keras itself; use a layer";
+const CONSTANT: &str = "has no tensors among its arguments";
+
+/// Classes by module and reason.
+const REFUSED: &[(&str, &str, &[&str])] = &[
+    (
+        "core",
+        FUNCTION,
+        &[
+            "AssociativeScan",
+            "Cond",
+            "ForiLoop",
+            "Map",
+            "Scan",
+            "Switch",
+            "VectorizedMap",
+            "WhileLoop",
+        ],
+    ),
+    ("core", BATCH, &["Scatter", "ScatterUpdate"]),
+    (
+        "math",
+        COMPLEX,
+        &["FFT", "FFT2", "IFFT2", "IRFFT", "ISTFT", "RFFT", "STFT", "ViewAsComplex", "ViewAsReal"],
+    ),
+    ("math", DECOMPOSITION, &["Logdet"]),
+    ("math", BATCH, &["SegmentMax", "SegmentMin", "SegmentProd", "SegmentSum"]),
+    (
+        "linalg",
+        DECOMPOSITION,
+        &[
+            "Cholesky",
+            "CholeskyInverse",
+            "Det",
+            "Eig",
+            "Eigh",
+            "Inv",
+            "Lstsq",
+            "LuFactor",
+            "MatrixRank",
+            "Pinv",
+            "Qr",
+            "SVD",
+            "Solve",
+            "SolveTriangular",
+        ],
+    ),
+    ("linalg", FUNCTION, &["JVP"]),
+    ("nn", BROKEN, &["ConvTranspose"]),
+    ("nn", KERNEL, &["CTCDecode", "CTCLoss"]),
+    ("nn", COMPLEX, &["Polar"]),
+    (
+        "image",
+        KERNEL,
+        &[
+            "AffineTransform",
+            "ElasticTransform",
+            "GaussianBlur",
+            "HSVToRGB",
+            "MapCoordinates",
+            "PerspectiveTransform",
+            "RGBToHSV",
+            "SSIM",
+            "ScaleAndTranslate",
+            "SobelEdges",
+        ],
+    ),
+    ("numpy", SHAPE, &["Bincount", "Ndim", "Nonzero", "Size", "Unique"]),
+    ("numpy", DECOMPOSITION, &["Slogdet"]),
+    (
+        "numpy",
+        BITS,
+        &[
+            "BitwiseAnd",
+            "BitwiseInvert",
+            "BitwiseLeftShift",
+            "BitwiseNot",
+            "BitwiseOr",
+            "BitwiseRightShift",
+            "BitwiseXor",
+            "LeftShift",
+            "Nextafter",
+            "RightShift",
+            "View",
+        ],
+    ),
+    (
+        "numpy",
+        BATCH,
+        &["Corrcoef", "Correlate", "Diag", "Diagflat", "Histogram", "Kron", "Meshgrid"],
+    ),
+    ("numpy", CONSTANT, &["Arange", "Full"]),
+    ("numpy", KERNEL, &["Argpartition", "Gcd", "I0", "Lcm"]),
+];
+
+/// Why a class is refused; `None` if it is not known.
+pub(super) fn reason(module: &str, class: &str) -> Option<&'static str> {
+    let row = REFUSED.iter().find(|(m, _, classes)| *m == module && classes.contains(&class));
+    row.map(|(_, reason, _)| *reason)
+}
+
+/// The refused classes as `(module, class)`.
+pub fn class_names() -> Vec<(&'static str, &'static str)> {
+    let names = REFUSED.iter().flat_map(|(m, _, classes)| classes.iter().map(move |c| (*m, *c)));
+    names.collect()
+}
