@@ -12,12 +12,31 @@ pub use simplify::simplify;
 
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
+use crate::ops::Op;
 use crate::step::Step;
 
 /// All passes between autodiff and mixed precision.
 pub fn optimize(step: Step) -> Result<Step> {
-    let step = checked("simplify", simplify(step))?;
+    let step = checked("simplify", simplify(remove_gradient_stops(step)))?;
     checked("fuse_elementwise", fuse_elementwise(step))
+}
+
+/// Removes conversions to the own type, which matter to autodiff only.
+fn remove_gradient_stops(step: Step) -> Step {
+    let live = step.live();
+    let mut r = Rewriter::new(&step);
+    for id in step.graph.ids().filter(|id| live[id.index()]) {
+        let node = step.graph.node(id);
+        let inputs: Vec<NodeId> = node.inputs.iter().map(|x| r.get(*x)).collect();
+        r.map[id.index()] = Some(match &node.op {
+            Op::Cast { dtype } if r.graph.ty(inputs[0]).dtype == *dtype => inputs[0],
+            op => {
+                r.graph.set_scope(node.scope);
+                r.graph.push_typed(op.clone(), inputs, node.ty.clone())
+            }
+        });
+    }
+    r.finish(step)
 }
 
 /// Verifies the result of a pass in debug builds.

@@ -69,7 +69,6 @@ fn identity(g: &Graph, op: &Op, x: &[NodeId], dims: &[usize]) -> Option<NodeId> 
         Op::Binary(Binary::Mul) if constant(g, x[0]) == Some(1.0) => dims_ok(space_ok(x[1], x[0])?),
         Op::Binary(Binary::Div) if constant(g, x[1]) == Some(1.0) => dims_ok(space_ok(x[0], x[1])?),
         Op::Reshape { .. } | Op::Broadcast { .. } => dims_ok(x[0]),
-        Op::Cast { dtype } => (g.ty(x[0]).dtype == *dtype).then_some(x[0]),
         Op::Transpose { perm } if perm.iter().copied().eq(0..perm.len()) => Some(x[0]),
         Op::Transpose { perm } => match &g.node(x[0]).op {
             // A pair of inverse transposes, as between two layers with channels first.

@@ -221,7 +221,7 @@ impl LayerContext<'_> {
             return Err(self.argument("arguments", &expected, positional.len()));
         }
         for (name, argument) in &self.arguments.named {
-            let known = signature.contains(&name.as_str()) || signature.contains(&"kwargs");
+            let known = signature.contains(&name.as_str());
             // Whether the model trains or predicts decides, as in Keras.
             if known || argument.is_none() || matches!(name.as_str(), "training" | "mask") {
                 continue;

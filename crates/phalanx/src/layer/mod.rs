@@ -49,7 +49,7 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 
     /// The names of the arguments that `call` takes in Python, in order, without `training` and `mask`. `args` stands for
-    /// any number of positional arguments, `kwargs` for arguments of any name.
+    /// any number of positional arguments.
     fn signature(&self) -> &'static [&'static str] {
         &["inputs"]
     }

@@ -187,7 +187,9 @@ fn erfinv(g: &mut Graph, x: NodeId) -> GraphResult {
     let inside = g.mul(factor, x)?;
     let (size, one) = (g.unary(Unary::Abs, x)?, g.scalar(1.0));
     let at_end = g.binary(Binary::Eq, size, one)?;
-    let infinite = g.scale(x, f64::INFINITY)?;
+    // Without derivative: zero times infinity would be NaN in the branch that is not used.
+    let sign = g.unary(Unary::Sign, x)?;
+    let infinite = g.scale(sign, f64::INFINITY)?;
     g.select(at_end, infinite, inside)
 }
 

@@ -11,7 +11,6 @@ mod index;
 mod layout;
 mod nn;
 mod product;
-mod rearrange;
 mod reduce;
 mod refused;
 mod sequence;
@@ -68,7 +67,6 @@ const TABLES: &[&[OpClass]] = &[
     product::MATH,
     product::NN,
     product::NUMPY,
-    rearrange::EINOPS,
     reduce::MATH,
     reduce::NN,
     reduce::NUMPY,

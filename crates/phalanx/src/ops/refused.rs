@@ -8,6 +8,7 @@ const BITS: &str = "works on the bits of numbers";
 const BATCH: &str = "mixes the samples of a batch";
 const KERNEL: &str = "has no kernel";
 const BROKEN: &str = "confuses its arguments in Keras itself; use a layer";
+const FIXED_BATCH: &str = "needs a batch of fixed size in Keras; reshape and transpose instead";
 const CONSTANT: &str = "has no tensors among its arguments";
 
 /// Classes by module and reason.
@@ -54,6 +55,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
             "SolveTriangular",
         ],
     ),
+    ("einops", FIXED_BATCH, &["Rearrange"]),
     ("linalg", FUNCTION, &["JVP"]),
     ("nn", BROKEN, &["ConvTranspose"]),
     ("nn", KERNEL, &["CTCDecode", "CTCLoss"]),

@@ -221,6 +221,10 @@ ops! {
         quantile(cx, q, false)
     },
     Quantile(x, q) => |cx| {
+        // Keras ignores the method of this class.
+        if !matches!(method(cx)?, Method::Linear) {
+            return Err(cx.argument("method", "linear; Percentile has others", cx.option("method")));
+        }
         let q = fraction(cx, 1.0)?;
         quantile(cx, q, false)
     },

@@ -55,7 +55,7 @@ pub struct MultiHeadAttention {
 }
 
 fn defaults() -> MultiHeadAttention {
-    MultiHeadAttention::new(0, 0)
+    MultiHeadAttention { value_dim: None, ..MultiHeadAttention::new(0, 0) }
 }
 
 /// One number counts as a list of one.
