@@ -3,9 +3,11 @@
 
 mod composed;
 mod table;
+mod windows;
 
 pub use composed::*;
 pub use table::*;
+pub use windows::*;
 
 use phalanx_cpu::reference::{Bindings, Context, Value};
 use phalanx_graph::autodiff::gradients;

@@ -62,6 +62,18 @@ const EXCEPTIONS: &[Exception] = &[
     (Limit::Fields, "phalanx/src/layers/conv_transpose.rs", "ConvTranspose", "Keras' arguments"),
     (Limit::Fields, "phalanx/src/layers/depthwise_conv.rs", "DepthwiseConv", "Keras' arguments"),
     (Limit::Fields, "phalanx/src/layers/separable_conv.rs", "SeparableConv", "Keras' arguments"),
+    (
+        Limit::Fields,
+        "phalanx/src/layers/attention/grouped_query_attention.rs",
+        "GroupQueryAttention",
+        "Keras' arguments",
+    ),
+    (
+        Limit::Fields,
+        "phalanx/src/layers/attention/multi_head_attention.rs",
+        "MultiHeadAttention",
+        "Keras' arguments",
+    ),
     (Limit::Fields, "phalanx/src/model/fit.rs", "Fit", "Keras' arguments of fit"),
     (
         Limit::Methods,

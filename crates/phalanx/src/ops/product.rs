@@ -187,9 +187,9 @@ fn order(cx: &OpContext<'_, '_>) -> Result<Order> {
     Ok(match (value.as_f64(), value.as_str()) {
         _ if value.is_null() => Order::Euclidean,
         (_, Some("fro")) => Order::Euclidean,
-        (Some(n), _) if n == 2.0 => Order::Euclidean,
-        (Some(n), _) if n == f64::INFINITY => Order::Extreme { largest: true },
-        (Some(n), _) if n == f64::NEG_INFINITY => Order::Extreme { largest: false },
+        (Some(2.0), _) => Order::Euclidean,
+        (Some(f64::INFINITY), _) => Order::Extreme { largest: true },
+        (Some(f64::NEG_INFINITY), _) => Order::Extreme { largest: false },
         (Some(0.0), _) => Order::Count,
         (Some(n), _) => Order::Power(n),
         _ => return Err(cx.argument("ord", "a number, inf, -inf or fro", value)),

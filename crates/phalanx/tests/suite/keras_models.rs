@@ -50,12 +50,12 @@ fn compare(what: &str, received: &[Tensor], expected: &[Tensor], tolerance: f64)
 /// Loads a model, predicts, trains three steps and predicts again.
 fn run(case: &Case<'_>, strategy: MirroredStrategy) -> Result<Vec<String>> {
     let (inputs, targets) = (list(case, "input"), list(case, "target"));
-    let mut model = phalanx::saving::load_model(path(&case.name))?;
+    let mut model = phalanx::saving::load_model(path(case.name))?;
     if model.has_open_sizes() {
         let error = model.predict_all(&Arrays::new(inputs.clone(), ())?).unwrap_err().to_string();
         assert!(error.contains("expected known sizes"), "{error}");
         let shapes = inputs.iter().map(|x| x.dims()[1..].to_vec());
-        model = Load::new().input_shapes(shapes).model(path(&case.name))?;
+        model = Load::new().input_shapes(shapes).model(path(case.name))?;
     }
     let rows = inputs[0].dims()[0];
     let predict = |model: &Model| model.predict_all(&Arrays::new(inputs.clone(), ())?);

@@ -197,11 +197,9 @@ impl Equations {
     fn new(rank: usize, axes: &[usize]) -> Equations {
         let letter = |i: usize| char::from(b'a' + (i % 26) as u8);
         let target: Vec<char> = (0..rank).map(letter).collect();
-        let mut next = rank;
         let mut source = target.clone();
-        for axis in axes {
+        for (next, axis) in (rank..).zip(axes) {
             source[*axis] = letter(next);
-            next += 1;
         }
         let batch = (0..rank - 1).filter(|i| !axes.contains(i)).map(|i| target[i]);
         let queries = axes.iter().map(|i| target[*i]);
