@@ -406,7 +406,7 @@ fn the_plain_kernels_compute_the_same_convolutions() {
                 let written = get(&gpu, Y, BYTES / 4).into_iter().enumerate();
                 written.filter(|(_, v)| !v.is_nan()).collect::<Vec<_>>()
             });
-            assert!(plain.len() > 20);
+            assert!(plain.len() > 10);
             assert_eq!(plain, library, "{pass:?} {geom:?}");
         }
     }

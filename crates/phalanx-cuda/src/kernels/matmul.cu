@@ -9,8 +9,9 @@ __global__ void matmul(const X* x, const W* w, Y* y, i64 n, i64 depth) {
         const X* left = x + distance((I)i, N(), A());
         const W* right = w + distance((I)i, N(), B());
         double sum = 0;
+        // With a 32-bit `k`, NVRTC's unrolled loop computed offsets of 2^32 elements.
         for (i64 k = 0; k < depth; k++)
-            sum += (double)ld(left + distance((I)k, K(), S())) * (double)ld(right + distance((I)k, K(), T()));
+            sum += (double)ld(left + distance(k, K(), S())) * (double)ld(right + distance(k, K(), T()));
         st(y + distance((I)i, N(), C()), (float)sum);
     }
 }
