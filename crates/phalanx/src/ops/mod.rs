@@ -1,8 +1,8 @@
 //! The functions of `keras.ops` as nodes of a model.
 //!
 //! A file stores a call of `keras.ops.mean(x, axis=1)`, or `x + y`, as an object of a class such as `Mean` in a module such
-//! as `keras.src.ops.numpy`. [`from_config`] makes a layer of it. An op is a function that appends nodes to the graph, and a
-//! row in the table of its module; see [`context::OpContext`] for how it reads its arguments.
+//! as `keras.src.ops.numpy`. `from_config` makes a layer of it. An op is a function that appends nodes to the graph, and a
+//! row in the table of its module; see `OpContext` for how it reads its arguments.
 
 mod context;
 mod elementwise;

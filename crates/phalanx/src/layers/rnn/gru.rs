@@ -14,7 +14,7 @@ use phalanx_graph::{NodeId, Op};
 recurrent! {
     /// A gated recurrent unit layer.
     layer GRU;
-    /// The cell of [`GRU`], for [`RNN`](super::RNN).
+    /// The cell of [`GRU`], for [`RNN`](crate::layers::RNN).
     cell GRUCell;
     gates 3;
     ones none;

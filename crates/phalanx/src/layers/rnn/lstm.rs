@@ -14,7 +14,7 @@ use phalanx_graph::NodeId;
 recurrent! {
     /// A long short-term memory layer.
     layer LSTM;
-    /// The cell of [`LSTM`], for [`RNN`](super::RNN).
+    /// The cell of [`LSTM`], for [`RNN`](crate::layers::RNN).
     cell LSTMCell;
     gates 4;
     ones unit_forget_bias;

@@ -12,7 +12,7 @@ use phalanx_graph::NodeId;
 recurrent! {
     /// A fully connected recurrent layer.
     layer SimpleRNN;
-    /// The cell of [`SimpleRNN`], for [`RNN`](super::RNN).
+    /// The cell of [`SimpleRNN`], for [`RNN`](crate::layers::RNN).
     cell SimpleRNNCell;
     gates 1;
     ones none;
