@@ -25,7 +25,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 /// ```
 ///
 /// # Errors
-/// The op is unknown, or `config` is not an object. [`Model::new`](crate::Model::new) checks the arguments.
+/// The op is unknown, or `config` is not an object. [`Model::new`](crate::model::Model::new) checks the arguments.
 pub fn call<const N: usize>(
     name: &str,
     arguments: [Argument<Symbol>; N],
