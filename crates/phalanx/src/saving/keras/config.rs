@@ -189,7 +189,7 @@ impl Writer {
             object.insert("registered_name".into(), class.into());
             return object;
         }
-        if class == "SpatialDropout2D" {
+        if class.starts_with("SpatialDropout") {
             // Keras' own layer accepts no more than this.
             config.insert("dtype".into(), "float32".into());
         } else {
