@@ -28,6 +28,13 @@ pub fn flip(g: &mut Graph, x: NodeId, axis: usize) -> Result<NodeId> {
     g.push(Op::Stride { axis, step: -1 }, &[x])
 }
 
+/// `column - row` for every element of a matrix.
+pub fn offsets(g: &mut Graph, rows: usize, columns: usize) -> Result<NodeId> {
+    let (row, column) = (iota(g, rows)?, iota(g, columns)?);
+    let row = g.reshape(row, &[rows, 1])?;
+    g.sub(column, row)
+}
+
 /// `count` elements along an axis: `start`, `start + step`, ….
 pub fn slice_steps(
     g: &mut Graph,

@@ -94,6 +94,13 @@ impl<T> Arguments<T> {
         sorted.into_iter().for_each(|(_, argument)| argument.for_each_tensor(visit));
     }
 
+    /// The tensors among the positional arguments, in Keras' order.
+    pub(crate) fn positional_tensors(&self) -> Vec<&T> {
+        let mut tensors = vec![];
+        self.positional.iter().for_each(|a| a.for_each_tensor(&mut |tensor| tensors.push(tensor)));
+        tensors
+    }
+
     /// Replaces every tensor.
     pub(crate) fn map<U>(&self, mut tensor: impl FnMut(&T) -> U) -> Arguments<U> {
         let tensor: &mut dyn FnMut(&T) -> U = &mut tensor;

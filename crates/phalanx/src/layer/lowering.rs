@@ -130,9 +130,7 @@ impl LayerContext<'_> {
     /// Calls `layer` on this context's arguments and applies its mask rule.
     fn run(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
         self.check_arguments(layer)?;
-        let mut operands: Vec<Operand> = vec![];
-        let positional = &self.arguments.positional;
-        positional.iter().for_each(|a| a.for_each_tensor(&mut |operand| operands.push(*operand)));
+        let operands = self.arguments.positional_tensors();
         let inputs: Vec<NodeId> = operands.iter().map(|operand| operand.node).collect();
         let Outputs { nodes, masks } = layer.call(self, &inputs)?;
         let passed = match layer.mask_rule() {
@@ -243,10 +241,7 @@ impl LayerContext<'_> {
             }
             _ => {}
         }
-        let mut operands: Vec<&Operand> = vec![];
-        let positional = &self.arguments.positional;
-        positional.iter().for_each(|a| a.for_each_tensor(&mut |operand| operands.push(operand)));
-        operands.get(input).and_then(|operand| operand.mask)
+        self.arguments.positional_tensors().get(input).and_then(|operand| operand.mask)
     }
 
     /// Returns the graph to append to.

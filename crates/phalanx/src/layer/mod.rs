@@ -98,16 +98,11 @@ pub struct Outputs {
 
 impl Outputs {
     /// Sets the mask of the first output. The others have none.
-    pub fn masked(mut self, mask: Option<NodeId>) -> Outputs {
-        let mut masks = vec![None; self.nodes.len()];
-        if let Some(first) = masks.first_mut() {
-            *first = mask;
-        }
-        self.masks = Some(masks);
-        self
+    pub fn masked(self, mask: Option<NodeId>) -> Outputs {
+        self.with_masks(vec![mask])
     }
 
-    /// Sets the mask of every output.
+    /// Sets the masks of the first outputs. The others have none.
     pub fn with_masks(mut self, mut masks: Vec<Option<NodeId>>) -> Outputs {
         masks.resize(self.nodes.len(), None);
         self.masks = Some(masks);

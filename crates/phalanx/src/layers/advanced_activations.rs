@@ -1,7 +1,8 @@
 //! Activations with arguments. The output has the shape of the input.
 
 use super::support::{
-    WeightOptions, check_finite, check_not_negative, row_axis, single, swap_with_last,
+    WeightOptions, check_finite, check_not_negative, masked_scores, row_axis, single,
+    swap_with_last,
 };
 use crate::activations::{elu, leaky_relu, relu};
 use crate::by_name::{ByName, OptionalByName};
@@ -296,15 +297,7 @@ impl Layer for Softmax {
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
         let axis = row_axis(cx, x, self.axis)?;
-        let x = match cx.mask(0) {
-            // Masked entries get no probability.
-            Some(mask) => {
-                let g = cx.graph();
-                let low = g.scalar(-1e9);
-                g.select(mask, x, low)?
-            }
-            None => x,
-        };
+        let x = masked_scores(cx, x, cx.mask(0))?;
         let x = swap_with_last(cx, x, axis)?;
         let y = cx.graph().push(Op::Softmax, &[x])?;
         Ok(swap_with_last(cx, y, axis)?.into())

@@ -1,11 +1,12 @@
 //! Layers that Keras' applications define for themselves: the residual scales of ConvNeXt and Inception-ResNet.
 
+use super::dropout::{check_rate, drop};
 use super::support::{check_finite, shape_text, single};
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{InputsForm, Layer, LayerContext, Outputs, WeightSpec};
 use crate::registry::keras_class;
-use phalanx_graph::{NodeId, Op};
+use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 
 /// ConvNeXt's scale of a residual branch: `y = x · gamma`, with a trained `gamma` for every channel.
@@ -80,17 +81,10 @@ impl Layer for StochasticDepth {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        let rate = self.drop_path_rate;
-        if !(0.0..1.0).contains(&rate) {
-            return Err(cx.argument("drop_path_rate", "0 or more, below 1", rate));
-        }
+        check_rate(cx, "drop_path_rate", self.drop_path_rate)?;
         let x = single(cx, inputs)?;
-        let key = cx.stream();
-        if !cx.training() || rate == 0.0 {
-            return Ok(x.into());
-        }
         let noise = vec![1; cx.dims(x).len()];
-        Ok(cx.graph().push(Op::Dropout { rate: rate.into(), key, noise }, &[x])?.into())
+        Ok(drop(cx, x, self.drop_path_rate, noise)?.into())
     }
 }
 

@@ -14,11 +14,12 @@ use crate::registry::keras_class;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 
-pub(super) fn check_rate(cx: &LayerContext<'_>, rate: f64) -> Result<()> {
+/// Fails unless the argument is a rate at which something remains.
+pub(super) fn check_rate(cx: &LayerContext<'_>, argument: &str, rate: f64) -> Result<()> {
     if (0.0..1.0).contains(&rate) {
         Ok(())
     } else {
-        Err(cx.argument("rate", "0 or more and less than 1", rate))
+        Err(cx.argument(argument, "0 or more and less than 1", rate))
     }
 }
 
@@ -41,7 +42,13 @@ pub(super) fn noise_dims(
     }
 }
 
-fn drop(cx: &mut LayerContext<'_>, x: NodeId, rate: f64, noise: Vec<usize>) -> Result<NodeId> {
+/// Dropout in training. `noise` has size one on axes that share their mask.
+pub(super) fn drop(
+    cx: &mut LayerContext<'_>,
+    x: NodeId,
+    rate: f64,
+    noise: Vec<usize>,
+) -> Result<NodeId> {
     if !cx.training() || rate == 0.0 {
         return Ok(x);
     }
@@ -88,7 +95,7 @@ impl Layer for Dropout {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        check_rate(cx, self.rate)?;
+        check_rate(cx, "rate", self.rate)?;
         let x = single(cx, inputs)?;
         let noise = noise_dims(cx, self.noise_shape.as_deref(), &cx.dims(x))?;
         Ok(drop(cx, x, self.rate, noise)?.into())
@@ -125,7 +132,7 @@ impl Layer for SpatialDropout1D {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        check_rate(cx, self.rate)?;
+        check_rate(cx, "rate", self.rate)?;
         let x = spatial::<1>(cx, inputs, &ImageDataFormat::ChannelsLast.into())?;
         Ok(drop(cx, x.x, self.rate, vec![1, x.channels])?.into())
     }
@@ -183,7 +190,7 @@ impl<const N: usize> Layer for SpatialDropout<N> {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        check_rate(cx, self.rate)?;
+        check_rate(cx, "rate", self.rate)?;
         let x = spatial::<N>(cx, inputs, &self.data_format)?;
         let noise = [1; N].into_iter().chain([x.channels]).collect();
         let y = drop(cx, x.x, self.rate, noise)?;

@@ -1,5 +1,6 @@
 //! Layers inside the config of another layer, as wrappers have them.
 
+use crate::layer::Layer;
 use crate::registry::Config;
 use serde_json::{Value, json};
 
@@ -48,6 +49,12 @@ impl NestedLayer {
         let trainable = config.remove("trainable") != Some(Value::Bool(false));
         super::drop_no_op_keys(&mut config);
         Ok(NestedLayer { class: class.into(), name, trainable, config })
+    }
+
+    /// A layer with this name.
+    pub fn new(layer: &dyn Layer, name: &str, trainable: bool) -> NestedLayer {
+        let class = layer.class_name().into();
+        NestedLayer { class, name: name.into(), trainable, config: layer.config() }
     }
 
     /// The object that [`parse`](Self::parse) reads.

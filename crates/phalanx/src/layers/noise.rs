@@ -108,7 +108,7 @@ impl Layer for GaussianDropout {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        check_rate(cx, self.rate)?;
+        check_rate(cx, "rate", self.rate)?;
         let x = single(cx, inputs)?;
         if !cx.training() || self.rate == 0.0 {
             return Ok(x.into());
@@ -162,7 +162,7 @@ impl Layer for AlphaDropout {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        check_rate(cx, self.rate)?;
+        check_rate(cx, "rate", self.rate)?;
         let x = single(cx, inputs)?;
         let noise = noise_dims(cx, self.noise_shape.as_deref(), &cx.dims(x))?;
         if !cx.training() || self.rate == 0.0 {

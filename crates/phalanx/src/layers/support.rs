@@ -65,6 +65,21 @@ pub(crate) fn check_not_negative(cx: &LayerContext<'_>, argument: &str, number: 
     }
 }
 
+/// The score of a masked entry. It is finite: a softmax of nothing but masked entries is uniform, as in Keras.
+const MASKED_SCORE: f64 = -1e9;
+
+/// Scores for a softmax, in which entries whose mask is zero get no weight.
+pub(crate) fn masked_scores(
+    cx: &mut LayerContext<'_>,
+    scores: NodeId,
+    mask: Option<NodeId>,
+) -> Result<NodeId> {
+    let Some(mask) = mask else { return Ok(scores) };
+    let g = cx.graph();
+    let low = g.scalar(MASKED_SCORE);
+    Ok(g.select(mask, scores, low)?)
+}
+
 /// Converts Keras' axis, which counts the batch as 0 and may be negative, to an axis of one sample.
 pub(crate) fn row_axis(cx: &mut LayerContext<'_>, x: NodeId, axis: i64) -> Result<usize> {
     let rank = cx.dims(x).len() as i64 + 1;

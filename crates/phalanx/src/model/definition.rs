@@ -231,17 +231,15 @@ impl Definition {
 
     /// Returns the inputs of this model in its order, from the arguments of its call.
     fn inputs_of(&self, arguments: &Arguments<Operand>) -> Vec<Operand> {
+        let (IoStructure::Dict(names), [Argument::Dict(entries)]) =
+            (&self.input_structure, &arguments.positional[..])
+        else {
+            return arguments.positional_tensors().into_iter().copied().collect();
+        };
         let mut inputs = vec![];
-        match (&self.input_structure, &arguments.positional[..]) {
-            (IoStructure::Dict(names), [Argument::Dict(entries)]) => {
-                let entry = |name| entries.iter().find(|(known, _)| known == name);
-                for (_, argument) in names.iter().filter_map(entry) {
-                    argument.for_each_tensor(&mut |operand| inputs.push(*operand));
-                }
-            }
-            (_, positional) => positional
-                .iter()
-                .for_each(|a| a.for_each_tensor(&mut |operand| inputs.push(*operand))),
+        let entry = |name| entries.iter().find(|(known, _)| known == name);
+        for (_, argument) in names.iter().filter_map(entry) {
+            argument.for_each_tensor(&mut |operand| inputs.push(*operand));
         }
         inputs
     }

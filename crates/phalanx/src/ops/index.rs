@@ -6,7 +6,7 @@ use super::ops;
 use crate::error::Result;
 use crate::layer::{Argument, Outputs};
 use phalanx_graph::functions::index::{take, take_along};
-use phalanx_graph::functions::layout::{PadMode, concat, flip, iota, pad, slice_steps};
+use phalanx_graph::functions::layout::{PadMode, concat, flip, offsets, pad, slice_steps};
 use phalanx_graph::functions::math;
 use phalanx_graph::{DType, NodeId};
 use serde_json::Value;
@@ -334,9 +334,7 @@ pub(super) fn triangle_mask(
     lower: bool,
 ) -> Result<NodeId> {
     let g = cx.graph();
-    let (row, column) = (iota(g, rows)?, iota(g, columns)?);
-    let row = g.reshape(row, &[rows, 1])?;
-    let apart = g.sub(column, row)?;
+    let apart = offsets(g, rows, columns)?;
     let k = g.scalar(k);
     Ok(if lower { math::less_equal(g, apart, k)? } else { math::less_equal(g, k, apart)? })
 }

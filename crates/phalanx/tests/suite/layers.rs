@@ -3,7 +3,7 @@
 mod behaviour;
 mod errors;
 
-use crate::common::{Case, Fixture, RUNNERS, run, run_on};
+use crate::common::{Case, Fixture, RUNNERS, difference_to_scale, run, run_on};
 use phalanx::constraints::Constraint;
 use phalanx::error::Error;
 use phalanx::initializers::Initializer;
@@ -14,20 +14,6 @@ use phalanx_graph::{Graph, NodeId, Op, Space, Tensor, Type, autodiff::gradients,
 use serde_json::{Map, Value, json};
 
 const TOLERANCE: f64 = 1e-5;
-
-/// The largest difference, relative to the largest expected number.
-fn difference(received: &[f64], expected: &[f32]) -> f64 {
-    assert_eq!(received.len(), expected.len(), "number of elements");
-    let largest = expected.iter().fold(1e-4f64, |m, e| m.max(f64::from(*e).abs()));
-    let apart = received.iter().zip(expected).map(|(r, e)| (r - f64::from(*e)).abs());
-    // `f64::max` would ignore a NaN.
-    apart.fold(0.0f64, |m, d| if d > m || d.is_nan() { d } else { m }) / largest
-}
-
-/// The tensors `field/0`, `field/1`, … that exist.
-fn list<'a>(case: &Case<'a>, field: &str) -> Vec<&'a Tensor> {
-    (0..).map_while(|i| case.find(&format!("{field}/{i}"))).collect()
-}
 
 /// A layer called on feeds of given shapes, batch excluded.
 struct Called {
@@ -73,7 +59,7 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
     let trainable = config.get("trainable").and_then(Value::as_bool).unwrap_or(true);
     let layer = from_config(case.class_name(), config)?;
     let layer = LayerHandle::new(layer, None, trainable);
-    let (inputs, weights) = (list(case, "input"), list(case, "weight"));
+    let (inputs, weights) = (case.list("input"), case.list("weight"));
     let training = case.json["training"].as_bool().unwrap();
     let types: Vec<Type> = inputs.iter().map(|t| row_type(t)).collect();
     let mut called = call(&layer, training, &types)?;
@@ -135,7 +121,7 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
     for runner in RUNNERS {
         let received = run_on(runner, &called.lowering.graph, &outputs, &feeds, &params);
         for (field, received) in fields.iter().zip(received) {
-            let d = difference(&received, case.f32(field));
+            let d = difference_to_scale(&received, case.f32(field));
             if d > TOLERANCE || d.is_nan() {
                 wrong.push(format!("{} {field} on {runner:?}: {d:.2e}", case.name));
             }
@@ -270,7 +256,7 @@ fn penalties_match_keras() {
             let w = g.param(param);
             let projected = constraint.project(&mut g, w).unwrap();
             let values = &run(&g, &[projected], &[], std::slice::from_ref(input))[0];
-            assert!(difference(values, case.f32("output")) <= 1e-6, "{name}");
+            assert!(difference_to_scale(values, case.f32("output")) <= 1e-6, "{name}");
         } else {
             let regularizer: Regularizer = serde_json::from_value(saved.clone()).unwrap();
             let written = serde_json::to_value(regularizer).unwrap();
@@ -278,7 +264,7 @@ fn penalties_match_keras() {
             let (l1, l2) = regularizer.coefficients();
             let w = input.f32().unwrap().iter().map(|x| f64::from(*x));
             let value: f64 = w.map(|w| l1 * w.abs() + l2 * w * w).sum();
-            assert!(difference(&[value], case.f32("value")) <= TOLERANCE, "{name}");
+            assert!(difference_to_scale(&[value], case.f32("value")) <= TOLERANCE, "{name}");
         }
     }
 }

@@ -2,13 +2,12 @@
 
 use crate::error::Result;
 use crate::layer::{Argument, LayerContext, Operand};
+use crate::layers::dropout::{self, check_rate};
+use crate::layers::support::masked_scores;
 use phalanx_graph::functions::{layout, math};
-use phalanx_graph::ops::{Binary, Unary};
+use phalanx_graph::ops::Unary;
 use phalanx_graph::{DType, NodeId, Op};
 use serde_json::Value;
-
-/// The score of a masked entry. It is finite: a query whose keys are all masked attends to all alike, as in Keras.
-const MASKED: f64 = -1e9;
 
 /// The call arguments of multi-head attention.
 pub(super) const SIGNATURE: &[&str] = &[
@@ -131,14 +130,13 @@ pub(super) fn band(
     band: Band,
 ) -> Result<NodeId> {
     let g = cx.graph();
-    let row = layout::iota(g, steps)?;
-    let row = g.reshape(row, &[steps, 1])?;
-    let column = layout::iota(g, keys)?;
-    let column = g.reshape(column, &[1, keys])?;
+    let apart = layout::offsets(g, steps, keys)?;
     Ok(match band {
-        Band::Causal => g.binary(Binary::Ge, row, column)?,
+        Band::Causal => {
+            let zero = g.scalar(0.0);
+            math::less_equal(g, apart, zero)?
+        }
         Band::Window(size) => {
-            let apart = g.sub(row, column)?;
             let apart = g.unary(Unary::Abs, apart)?;
             let size = g.scalar(size as f64);
             math::less(g, apart, size)?
@@ -152,26 +150,13 @@ pub(super) fn masked_softmax(
     scores: NodeId,
     mask: Option<NodeId>,
 ) -> Result<NodeId> {
-    let g = cx.graph();
-    let scores = match mask {
-        Some(mask) => {
-            let low = g.scalar(MASKED);
-            g.select(mask, scores, low)?
-        }
-        None => scores,
-    };
-    Ok(g.push(Op::Softmax, &[scores])?)
+    let scores = masked_scores(cx, scores, mask)?;
+    Ok(cx.graph().push(Op::Softmax, &[scores])?)
 }
 
 /// Dropout of attention weights in training.
 pub(super) fn drop(cx: &mut LayerContext<'_>, weights: NodeId, rate: f64) -> Result<NodeId> {
-    if !(0.0..1.0).contains(&rate) {
-        return Err(cx.argument("dropout", "0 or more, below 1", rate));
-    }
-    let key = cx.stream();
-    if !cx.training() || rate == 0.0 {
-        return Ok(weights);
-    }
+    check_rate(cx, "dropout", rate)?;
     let noise = cx.dims(weights);
-    Ok(cx.graph().push(Op::Dropout { rate: rate.into(), key, noise }, &[weights])?)
+    dropout::drop(cx, weights, rate, noise)
 }

@@ -7,6 +7,7 @@ use crate::layer::{Layer, LayerContext, Outputs};
 use crate::layers::nested::NestedLayer;
 use crate::model::snake_case;
 use crate::registry::Config;
+use phalanx_graph::functions::layout::flip;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -59,13 +60,7 @@ impl Direction {
     }
 
     fn to_value(&self) -> Value {
-        NestedLayer {
-            class: self.layer.class_name().into(),
-            name: self.name.clone(),
-            trainable: self.trainable,
-            config: self.layer.config(),
-        }
-        .to_value()
+        NestedLayer::new(&*self.layer, &self.name, self.trainable).to_value()
     }
 
     /// Masked steps of a sequence are zero, as Keras has it.
@@ -148,7 +143,7 @@ impl Layer for Bidirectional {
         let mut backward = self.backward.run(cx, "backward_layer", &backward)?;
         let options = self.forward.layer.options();
         if options.return_sequences {
-            backward.output = options::reversed(cx, backward.output)?;
+            backward.output = flip(cx.graph(), backward.output, 0)?;
         }
         let both = [forward.output, backward.output];
         let axis = cx.dims(both[0]).len() - 1;

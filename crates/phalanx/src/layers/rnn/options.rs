@@ -214,10 +214,3 @@ pub(super) fn stack(cx: &mut LayerContext<'_>, steps: &[NodeId]) -> Result<NodeI
     }
     Ok(cx.graph().push(Op::Concat { axis: 0 }, &parts)?)
 }
-
-/// The steps of a sequence in reverse order.
-pub(super) fn reversed(cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {
-    let steps = cx.dims(x)[0];
-    let parts = (0..steps).rev().map(|t| at_step(cx, x, t)).collect::<Result<Vec<_>>>()?;
-    stack(cx, &parts)
-}

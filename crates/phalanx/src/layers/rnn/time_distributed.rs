@@ -55,12 +55,7 @@ impl Layer for TimeDistributed {
     }
 
     fn config(&self) -> Config {
-        let layer = NestedLayer {
-            class: self.layer.class_name().into(),
-            name: self.name.clone(),
-            trainable: self.trainable,
-            config: self.layer.config(),
-        };
+        let layer = NestedLayer::new(&*self.layer, &self.name, self.trainable);
         Config::from_iter([("layer".to_string(), layer.to_value())])
     }
 

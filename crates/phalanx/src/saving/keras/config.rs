@@ -83,8 +83,9 @@ impl Writer {
         object.insert("config".into(), config);
         if self.style == Style::Version3 {
             object.insert("module".into(), module.into());
-            let functional = class == "Functional";
-            let registered = if functional { class.into() } else { Value::Null };
+            // Classes that Keras does not export are registered under their own name.
+            let exported = matches!(module, "keras" | "keras.layers");
+            let registered = if exported { Value::Null } else { class.into() };
             object.insert("registered_name".into(), registered);
         }
         object
@@ -182,12 +183,10 @@ impl Writer {
 
     fn layer(&self, name: &str, layer: &LayerHandle) -> Map<String, Value> {
         let mut config = layer.layer().config();
-        let class = layer.layer().class_name();
+        let (module, class) = (layer.layer().module(), layer.layer().class_name());
         config.insert("name".into(), name.into());
-        if ops::is_op(layer.layer().module()) {
-            let mut object = self.object(layer.layer().module(), class, config.into());
-            object.insert("registered_name".into(), class.into());
-            return object;
+        if ops::is_op(module) {
+            return self.object(module, class, config.into());
         }
         if class.starts_with("SpatialDropout") {
             // Keras' own layer accepts no more than this.
@@ -196,11 +195,7 @@ impl Writer {
             config.insert("trainable".into(), layer.trainable().into());
             config.insert("dtype".into(), dtype_policy());
         }
-        let module = layer.layer().module();
         let mut object = self.object(module, class, config.into());
-        if self.style == Style::Version3 && module != "keras.layers" {
-            object.insert("registered_name".into(), class.into());
-        }
         if let Some(number) = self.shared.get(&identity(layer)) {
             object.insert("shared_object_id".into(), (*number).into());
         }

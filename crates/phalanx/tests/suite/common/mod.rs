@@ -58,6 +58,15 @@ impl Fixture {
     }
 }
 
+/// The largest difference, relative to the largest expected number.
+pub fn difference_to_scale<T: Copy + Into<f64>>(received: &[T], expected: &[f32]) -> f64 {
+    assert_eq!(received.len(), expected.len(), "number of elements");
+    let largest = expected.iter().fold(1e-4f64, |m, e| m.max(f64::from(*e).abs()));
+    let apart = received.iter().zip(expected).map(|(r, e)| ((*r).into() - f64::from(*e)).abs());
+    // `f64::max` would ignore a NaN.
+    apart.fold(0.0f64, |m, d| if d > m || d.is_nan() { d } else { m }) / largest
+}
+
 impl<'a> Case<'a> {
     /// Keras' class name.
     pub fn class_name(&self) -> &'a str {
@@ -72,6 +81,11 @@ impl<'a> Case<'a> {
     /// The tensor `<case>/<field>`, if any.
     pub fn find(&self, field: &str) -> Option<&'a Tensor> {
         self.fixture.tensors.get(&format!("{}/{field}", self.name))
+    }
+
+    /// The tensors `field/0`, `field/1`, … that exist.
+    pub fn list(&self, field: &str) -> Vec<&'a Tensor> {
+        (0..).map_while(|i| self.find(&format!("{field}/{i}"))).collect()
     }
 
     /// The tensor `<case>/<field>`.

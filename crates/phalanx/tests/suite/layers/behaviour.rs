@@ -1,8 +1,8 @@
 //! What fixtures of Keras cannot show: random masks, shared weights, adapted statistics, the nodes of a layer.
 
 use super::errors::refusal;
-use super::{call, difference, params, row_type};
-use crate::common::run;
+use super::{call, params, row_type};
+use crate::common::{difference_to_scale, run};
 use phalanx::layer::{LayerHandle, Lowering};
 use phalanx::layers::*;
 use phalanx_graph::{DType, Fetch, Op, Space, Step, Tensor, Type};
@@ -175,7 +175,7 @@ fn whole_numbers_are_cast_where_keras_casts_them() {
     let called = call(&Rescaling::new([1.0 / 255.0, 2.0]).into(), false, &[ints]).unwrap();
     let params = params(&called.lowering, &[]);
     let y = run(&called.lowering.graph, &[called.output], &[x], &params);
-    assert!(difference(&y[0], &[0.2, 510.0]) < 1e-6);
+    assert!(difference_to_scale(&y[0], &[0.2, 510.0]) < 1e-6);
 
     let called = call(&Embedding::new(4, 2).into(), false, &[Type::rows([3])]).unwrap();
     assert!(called.lowering.graph.to_string().contains("cast i32"));
