@@ -38,22 +38,25 @@ def save_tensors(path, tensors):
 
 
 def flat(value):
+    if isinstance(value, dict):
+        return [value[key] for key in sorted(value)]
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def samples(rng, model, options):
-    def one(tensor):
-        shape = (BATCH * STEPS, *tensor.shape[1:])
-        if "int" in tensor.dtype:
+    def one(i, tensor):
+        shape = (BATCH * STEPS, *options.get("sizes", {}).get(i, tensor.shape[1:]))
+        if tensor.dtype == "bool":
+            return rng.integers(0, 2, shape).astype("int32")
+        if "int" in tensor.dtype or options.get("tokens"):
             return rng.integers(0, options.get("integers", 5), shape).astype("int32")
         return rng.standard_normal(shape).astype("float32")
 
-    return [one(x) for x in model.inputs]
+    return [one(i, x) for i, x in enumerate(model.inputs)]
 
 
-def targets(rng, model, options):
-    def one(tensor):
-        shape = (BATCH * STEPS, *tensor.shape[1:])
+def targets(rng, model, options, predictions):
+    def one(shape):
         if "sparse" in str(model.get_compile_config().get("loss")).lower():
             return rng.integers(0, shape[-1], shape[:-1]).astype("int32")
         y = rng.standard_normal(shape).astype("float32")
@@ -61,17 +64,23 @@ def targets(rng, model, options):
             y = np.abs(y) / np.abs(y).sum(-1, keepdims=True) if shape[-1] > 1 else (y > 0).astype("float32")
         return y
 
-    return [one(y) for y in model.outputs]
+    return [one(p.shape) for p in predictions]
 
 
 def single(values):
     return values[0] if len(values) == 1 else values
 
 
+def packed(model, x):
+    """The inputs as the model takes them."""
+    structure = model._inputs_struct
+    return keras.tree.pack_sequence_as(structure, x) if isinstance(structure, dict) else single(x)
+
+
 def train(model, x, y):
     for i in range(STEPS):
         rows = slice(i * BATCH, (i + 1) * BATCH)
-        model.train_on_batch(single([a[rows] for a in x]), single([b[rows] for b in y]))
+        model.train_on_batch(packed(model, [a[rows] for a in x]), single([b[rows] for b in y]))
     if model.optimizer.use_ema:
         model.optimizer.finalize_variable_values(model.trainable_variables)
     return [w.numpy() for w in model.weights]
@@ -84,20 +93,22 @@ def write(directory, name, model, options):
     for w in model.weights:
         # Makes all weights distinct. An adapted layer keeps its own copies.
         if w.dtype == "float32" and name != "adapted":
-            noise = 0.1 * rng.standard_normal(w.shape).astype("float32")
+            spread = float(np.std(w.numpy()))
+            noise = rng.standard_normal(w.shape).astype("float32") * np.float32(0.5 * spread or 0.1)
             w.assign(np.abs(w.numpy() + noise) if "variance" in w.name else w.numpy() + noise)
     x = samples(rng, model, options)
     tensors = {f"x{i}": a for i, a in enumerate(x)}
     trains = model.compiled and options.get("train", True)
     if trains:
-        y = targets(rng, model, options)
+        y = targets(rng, model, options, flat(model.predict_on_batch(packed(model, x))))
         tensors |= {f"y{i}": a for i, a in enumerate(y)}
         if rng.integers(4):
             # Most files contain optimizer state.
             train(model, x, y)
     model.save(path)
-    model.save(os.path.join(directory, f"{name}.python.h5"))
-    predictions = flat(model.predict_on_batch(single(x)))
+    if options.get("legacy", True):
+        model.save(os.path.join(directory, f"{name}.python.h5"))
+    predictions = flat(model.predict_on_batch(packed(model, x)))
     predictions = [np.asarray(p, "float32") for p in predictions]
     tensors |= {f"p{i}": a for i, a in enumerate(predictions)}
     save_tensors(os.path.join(directory, f"{name}.safetensors"), tensors)
@@ -166,7 +177,8 @@ def check(directory, case):
     path = lambda ending: os.path.join(directory, f"{case.name}.{ending}")
     model = keras.models.load_model(path("keras"))
     weights = [w.numpy() for w in model.weights]
-    for ending in ("back.keras", "back.h5"):
+    legacy = ("back.h5",) if os.path.exists(path("python.h5")) else ()
+    for ending in ("back.keras", *legacy):
         with warnings.catch_warnings():
             warnings.simplefilter("error" if ending == "back.keras" else "ignore", UserWarning)
             back = keras.models.load_model(path(ending))
@@ -176,7 +188,7 @@ def check(directory, case):
         yield from same(f"{ending}: weight", weights, [w.numpy() for w in back.weights])
         if ending == "back.keras":
             yield from same(f"{ending}: optimizer variable", state(model), state(back))
-            predicted = flat(back.predict_on_batch(single(case.inputs)))
+            predicted = flat(back.predict_on_batch(packed(back, case.inputs)))
             yield from close(f"{ending}: prediction", case.predictions, predicted, 1e-5)
     for ending in ("weights.h5", "named.h5"):
         back = keras.models.clone_model(model)

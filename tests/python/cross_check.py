@@ -1,8 +1,8 @@
 """Round trip of Python Keras models through Phalanx.
 
-    python tests/python/cross_check.py [directory] [name part]
+    python tests/python/cross_check.py [--published] [directory] [name part]
 
-Saves the models of file_models.py. The Rust test `keras_files` loads, predicts with, saves and trains them. The script then
+Saves the models of file_models.py, or with `--published` those of published_models.py. The Rust test `keras_files` loads, predicts with, saves and trains them. The script then
 checks the saved files: configs, weights and optimizer state must be equal; predictions and three training steps must
 agree. Needs keras, jax and h5py; prints a message and exits with 0 if they are missing.
 """
@@ -27,6 +27,7 @@ except ImportError as error:
 
 import check_files
 import file_models
+import published_models
 import resnet_files
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -45,15 +46,17 @@ def rust(directory):
 def main():
     warnings.filterwarnings("ignore")
     started = time.time()
-    directory = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="phalanx-cross-check-")
-    part = sys.argv[2] if len(sys.argv) > 2 else ""
+    arguments = [a for a in sys.argv[1:] if a != "--published"]
+    source = file_models if len(arguments) == len(sys.argv[1:]) else published_models
+    directory = arguments[0] if arguments else tempfile.mkdtemp(prefix="phalanx-cross-check-")
+    part = arguments[1] if len(arguments) > 1 else ""
     os.makedirs(directory, exist_ok=True)
     cases = []
-    for name, model, options in file_models.all_models():
+    for name, model, options in source.all_models():
         if part in name:
             cases.append(check_files.write(directory, name, model, options))
         keras.backend.clear_session(free_memory=False)
-    if part in "resnet50_files":
+    if source is file_models and part in "resnet50_files":
         resnet_files.write(directory)
     print(f"{len(cases)} models written ({time.time() - started:.0f} s)", flush=True)
     failed = rust(directory)
