@@ -1,6 +1,7 @@
 //! Activation functions with Keras' names.
 
 use crate::by_name::{Named, variant_by_serde_name};
+use crate::custom::{self, CustomActivation};
 use crate::error::{Error, Result};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op};
@@ -90,6 +91,9 @@ pub enum ActivationFn {
     /// A layer that is used as a function
     #[serde(skip)]
     Layer(ActivationLayer),
+    /// A function that [`register_activation`](crate::custom::register_activation) has registered
+    #[serde(skip)]
+    Custom(CustomActivation),
 }
 
 /// A layer that Keras accepts in place of a function, for its arguments: `Dense(3, activation=LeakyReLU(0.1))`.
@@ -144,6 +148,9 @@ impl ActivationLayer {
 
 impl Serialize for ActivationFn {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        if let ActivationFn::Custom(function) = self {
+            return custom::function_object(function.name()).serialize(s);
+        }
         let ActivationFn::Layer(layer) = self else { return ActivationFn::serialize(self, s) };
         let mut object = serde_json::to_value(layer).map_err(ser::Error::custom)?;
         if let Value::Object(map) = &mut object {
@@ -158,13 +165,11 @@ impl Serialize for ActivationFn {
 impl<'de> Deserialize<'de> for ActivationFn {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<ActivationFn, D::Error> {
         let value = Value::deserialize(d)?;
-        let Value::Object(mut object) = value else {
-            return ActivationFn::deserialize(value).map_err(de::Error::custom);
-        };
+        let Value::Object(mut object) = value else { return read_name(value) };
         let config = object.remove("config").unwrap_or_default();
         let class = object.remove("class_name").unwrap_or_default();
         if class == "function" {
-            return ActivationFn::deserialize(config).map_err(de::Error::custom);
+            return read_name(config);
         }
         let mut config = if let Value::Object(config) = config { config } else { Map::new() };
         for key in ["name", "trainable", "dtype"] {
@@ -173,6 +178,21 @@ impl<'de> Deserialize<'de> for ActivationFn {
         let layer = serde_json::json!({ "class_name": class, "config": config });
         ActivationLayer::deserialize(layer).map(ActivationFn::Layer).map_err(de::Error::custom)
     }
+}
+
+/// Reads the name of a function.
+fn read_name<E: de::Error>(name: Value) -> Result<ActivationFn, E> {
+    if let Some(function) = name.as_str().and_then(custom::activation) {
+        return Ok(ActivationFn::Custom(function));
+    }
+    if let Some(name) = name.as_str().filter(|name| name.contains('>')) {
+        let short = custom::short_class(name);
+        return Err(E::custom(format!(
+            "the function '{name}' is not registered: write it in Rust as `{short}` and call \
+             phalanx::custom::register_activation(\"{name}\", {short}) before loading"
+        )));
+    }
+    ActivationFn::deserialize(name).map_err(E::custom)
 }
 
 impl Named for ActivationFn {
@@ -211,14 +231,16 @@ impl Named for ActivationFn {
     ];
 
     fn from_name(name: &str) -> Option<ActivationFn> {
-        variant_by_serde_name(name)
+        let function = custom::activation(name).map(ActivationFn::Custom);
+        function.or_else(|| variant_by_serde_name(name))
     }
 }
 
 impl ActivationFn {
     /// Whether every element of the result depends on one element of the input.
     pub(crate) fn is_elementwise(self) -> bool {
-        !matches!(self, ActivationFn::Softmax | ActivationFn::LogSoftmax)
+        use ActivationFn::{Custom, LogSoftmax, Softmax};
+        !matches!(self, Softmax | LogSoftmax | Custom(_))
     }
 
     /// Appends the function to the graph; `linear` appends nothing.
@@ -280,6 +302,7 @@ impl ActivationFn {
             ActivationFn::Softmax => g.push(Op::Softmax, &[x])?,
             ActivationFn::LogSoftmax => g.push(Op::LogSoftmax, &[x])?,
             ActivationFn::Layer(layer) => layer.apply(g, x)?,
+            ActivationFn::Custom(function) => function.apply(g, x)?,
         })
     }
 }

@@ -30,7 +30,8 @@
 //! |---|---|
 //! | everything that a training program needs | [`prelude`] |
 //! | `Sequential`, `Model`, `compile`, `fit`, `evaluate`, `predict` | [`model`] |
-//! | layers, and the trait of a custom layer | [`layers`], [`layer`] |
+//! | layers | [`layers`] |
+//! | custom layers, losses, metrics and activations | [`custom`] |
 //! | losses, metrics, optimizers, learning rate schedules | [`losses`], [`metrics`], [`optimizers`], [`schedules`] |
 //! | arrays, image folders, augmentation, pipelines | [`data`] |
 //! | MNIST, CIFAR and your own `.npz` and `.csv` files | [`datasets`] |
@@ -64,6 +65,7 @@ pub mod callbacks;
 
 mod config;
 pub mod constraints;
+pub mod custom;
 pub mod data;
 pub mod datasets;
 pub mod error;

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
 /// A Keras config.
-pub(crate) type Config = Map<String, Value>;
+pub type Config = Map<String, Value>;
 
 /// A class of the family `T`, such as `dyn Layer`.
 pub(crate) struct Class<T: ?Sized> {

@@ -51,6 +51,7 @@ pub use rnn::bidirectional::MergeMode;
 pub use rnn::{GRUCell, LSTMCell, SimpleRNNCell, StackedRNNCells};
 pub use spatial::{ImageDataFormat, Padding, Pair, Sides, Sizes};
 
+use crate::custom;
 use crate::error::{Error, Result};
 use crate::layer::Layer;
 use crate::registry::{Class, Config, Registry, registry};
@@ -183,11 +184,20 @@ pub fn class_names() -> Vec<&'static str> {
 /// [`Error::Unknown`] for an unknown class, [`Error::Config`] for a key that is missing, unknown or has an
 /// invalid value.
 pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<Box<dyn Layer>> {
-    let known = || class_names().into_iter().map(String::from).collect();
-    let class = REGISTRY.find(class_name, |class| class.name == class_name, known)?;
     for key in ["name", "trainable", "dtype"] {
         config.remove(key);
     }
+    if let Some(custom) = custom::layer(class_name, &config) {
+        return custom;
+    }
+    if class_name.contains('>') {
+        return Err(custom::refuse("layer", class_name));
+    }
+    if class_name == "Lambda" {
+        return Err(lambda());
+    }
+    let known = || class_names().into_iter().map(String::from).collect();
+    let class = REGISTRY.find(class_name, |class| class.name == class_name, known)?;
     drop_no_op_keys(&mut config);
     if let Some(key) = class.required.iter().find(|key| !config.contains_key(**key)) {
         return Err(Error::config(class_name, format!("missing key `{key}`")));
@@ -195,8 +205,16 @@ pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<B
     (class.read)(class, &config)
 }
 
+/// The error of a layer whose function is Python code.
+fn lambda() -> Error {
+    let expected = "a class: Python code in a file is never run. In Python, write the function as a class `Name` with \
+                    @keras.saving.register_keras_serializable(package=\"my\") and save the model again; here, implement it \
+                    and call phalanx::custom::register_layer::<Name>(\"my>Name\") before loading";
+    Error::argument("layer", "class", expected, "Lambda")
+}
+
 /// Removes keys that some versions of Keras write and that have no effect at these values.
-fn drop_no_op_keys(config: &mut Config) {
+pub(crate) fn drop_no_op_keys(config: &mut Config) {
     let idle = [
         ("activity_regularizer", Value::Null),
         ("quantization_config", Value::Null),
@@ -221,7 +239,7 @@ fn read<L: Layer + DeserializeOwned>(
 }
 
 /// Reads a config of a class, naming the key at fault.
-fn read_config<L: DeserializeOwned>(class: &str, config: &Config) -> Result<L> {
+pub(crate) fn read_config<L: DeserializeOwned>(class: &str, config: &Config) -> Result<L> {
     match L::deserialize(config) {
         Ok(layer) => Ok(layer),
         Err(e) => {

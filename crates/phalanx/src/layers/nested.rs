@@ -1,5 +1,6 @@
 //! Layers inside the config of another layer, as wrappers have them.
 
+use crate::custom;
 use crate::layer::Layer;
 use crate::registry::Config;
 use serde_json::{Value, json};
@@ -39,6 +40,10 @@ impl NestedLayer {
         let (Some(class), Some(config)) = (class, config) else {
             return Err("expected a layer with class_name and config".into());
         };
+        let whole = value.as_object();
+        let custom = whole.map(|whole| custom::class_and_package("layer", whole, class));
+        let custom = custom.transpose().map_err(|error| error.to_string())?.flatten();
+        let class = custom.unwrap_or(class);
         let mut config = config.clone();
         let dtype = config.remove("dtype").unwrap_or_default();
         if policy_name(&dtype) != Some("float32") {
@@ -63,7 +68,6 @@ impl NestedLayer {
         config.insert("name".into(), self.name.clone().into());
         config.insert("trainable".into(), self.trainable.into());
         config.insert("dtype".into(), dtype_policy());
-        json!({ "module": "keras.layers", "class_name": self.class, "config": config,
-                "registered_name": null })
+        custom::object("keras.layers", &self.class, config)
     }
 }

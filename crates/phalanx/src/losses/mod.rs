@@ -23,6 +23,7 @@ pub(crate) use cosine_similarity::cosine;
 pub use focal::Alpha;
 
 use crate::config;
+use crate::custom;
 use crate::error::{Error, Result};
 use crate::registry::{Class, Config, Registry, registry};
 use phalanx_graph::ops::Binary;
@@ -112,7 +113,8 @@ pub struct Common {
 }
 
 impl Common {
-    fn named(name: &str) -> Common {
+    /// Options with this name and the default reduction.
+    pub fn named(name: &str) -> Common {
         Common { name: name.into(), reduction: Reduction::default() }
     }
 }
@@ -339,6 +341,12 @@ pub fn get(name: &str) -> Result<Box<dyn Loss>> {
 
 /// Creates a loss from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Loss>> {
+    if let Some(custom) = custom::loss(class_name, config) {
+        return custom;
+    }
+    if class_name.contains('>') {
+        return Err(custom::refuse("loss", class_name));
+    }
     let known = || REGISTRY.aliases().map(String::from).collect();
     let class = REGISTRY.find(class_name, |class| class.has_name(class_name), known)?;
     (class.read)(class, config)

@@ -21,12 +21,14 @@ pub use confusion::Thresholds;
 pub use f_score::Average;
 pub use mean::LossMetric;
 pub use r2_score::ClassAggregation;
+pub use support::mean_state as weighted_mean;
 use support::{
     MAX_THRESHOLDS, check_labels, check_threshold, check_weights, class_slice, classes, mean_state,
     mismatch, owner, position_sums, ratio, targets_like_predictions, top_k_mask,
 };
 
 use crate::config;
+use crate::custom;
 use crate::error::{Error, Result};
 use crate::registry::{Class, Config, Registry, registry};
 use phalanx_graph::{Graph, NodeId, Type};
@@ -215,7 +217,10 @@ pub fn get(name: &str, target: &Type, prediction: &Type) -> Result<Box<dyn Metri
         _ => name,
     };
     let mut metric = from_config(class_name, &Map::new())?;
-    metric.set_name(name);
+    // A custom class has a name of its own.
+    if REGISTRY.classes().any(|class| class.has_name(class_name)) {
+        metric.set_name(name);
+    }
     Ok(metric)
 }
 
@@ -227,6 +232,12 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 
 /// Creates a metric from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Metric>> {
+    if let Some(custom) = custom::metric(class_name, config) {
+        return custom;
+    }
+    if class_name.contains('>') {
+        return Err(custom::refuse("metric", class_name));
+    }
     let variants = ["accuracy", "crossentropy"];
     let known = || variants.into_iter().chain(REGISTRY.aliases()).map(String::from).collect();
     let class = REGISTRY.find(class_name, |class| class.has_name(class_name), known)?;

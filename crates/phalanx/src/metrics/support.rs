@@ -23,7 +23,7 @@ pub(super) fn ratio(a: f64, b: f64) -> f64 {
 
 /// The sums of a weighted mean over samples: the sum of each sample's weighted mean over its positions, and the
 /// sum of the weights.
-pub(super) fn mean_state(
+pub fn mean_state(
     metric: &dyn Metric,
     g: &mut Graph,
     values: NodeId,

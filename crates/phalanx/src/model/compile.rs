@@ -2,6 +2,7 @@
 
 use super::Model;
 use super::session::Session;
+use crate::custom::{self, function_object};
 use crate::error::{Error, Result};
 use crate::losses::{self, Loss};
 use crate::metrics::Metric;
@@ -296,16 +297,37 @@ impl Compile {
     }
 }
 
+/// A name, or the registered function or class that it stands for.
+fn name_value(name: &str) -> Value {
+    let class = |object: Result<Value>| object.unwrap_or_else(|_| name.into());
+    if let Some(function) = function_object(name) {
+        return function;
+    }
+    let empty = Map::new();
+    let loss =
+        || custom::loss(name, &empty).map(|l| l.map(|l| object("keras.losses", name, l.config())));
+    let metric = || {
+        custom::metric(name, &empty).map(|m| m.map(|m| object("keras.metrics", name, m.config())))
+    };
+    loss().or_else(metric).map_or_else(|| name.into(), class)
+}
+
 fn loss_value(loss: &LossArgument) -> Value {
     match loss {
-        LossArgument::Name(name) => name.as_str().into(),
+        LossArgument::Name(name) => name_value(name),
+        LossArgument::Value(loss) if function_object(loss.class_name()).is_some() => {
+            name_value(loss.class_name())
+        }
         LossArgument::Value(loss) => object("keras.losses", loss.class_name(), loss.config()),
     }
 }
 
 fn metric_value(metric: &MetricArgument) -> Value {
     match metric {
-        MetricArgument::Name(name) => name.as_str().into(),
+        MetricArgument::Name(name) => name_value(name),
+        MetricArgument::Value(m) if function_object(m.class_name()).is_some() => {
+            name_value(m.class_name())
+        }
         MetricArgument::Value(m) => object("keras.metrics", m.class_name(), m.config()),
     }
 }

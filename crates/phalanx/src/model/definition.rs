@@ -1,6 +1,7 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
 use super::symbol::{Call, Callee, Input, Symbol};
+use crate::custom::short_class;
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
 use phalanx_graph::{DType, FeedId, Type};
@@ -400,7 +401,7 @@ fn base_name(callee: &Callee, inputs: &[Symbol], call: &Arc<Call>) -> String {
             let position = inputs.iter().position(|s| s.id() == Arc::as_ptr(call));
             position.map_or("input".into(), |i| format!("input_{i}"))
         }
-        Callee::Layer(layer) => snake_case(layer.layer().class_name()),
+        Callee::Layer(layer) => snake_case(short_class(layer.layer().class_name())),
         Callee::Model(def) => def.name.clone(),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::definition::Definition;
 use super::symbol::Callee;
+use crate::custom::short_class;
 use crate::layer::LayerHandle;
 use phalanx_graph::text::{escape, shown};
 use std::fmt;
@@ -45,7 +46,9 @@ impl Summary {
                 let member = &def.members[model_call.member];
                 let (class, params) = match &member.callee {
                     Callee::Input(_) => ("InputLayer", 0),
-                    Callee::Layer(layer) => (layer.layer().class_name(), count(layer).0),
+                    Callee::Layer(layer) => {
+                        (short_class(layer.layer().class_name()), count(layer).0)
+                    }
                     Callee::Model(inner) => {
                         ("Model", inner.layers().iter().map(|(_, l)| count(l).0).sum())
                     }

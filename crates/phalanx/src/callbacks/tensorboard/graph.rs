@@ -5,6 +5,7 @@
 //! `tensor_shape.proto`.
 
 use super::proto::Message;
+use crate::custom::short_class;
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition};
 use phalanx_graph::{DType, Type};
@@ -73,7 +74,7 @@ impl Graph {
         ty: &Type,
     ) -> String {
         let name = self.free(name);
-        let class = layer.map_or("InputLayer", |layer| layer.layer().class_name());
+        let class = layer.map_or("InputLayer", |layer| short_class(layer.layer().class_name()));
         let params: usize = layer.map_or(0, |layer| {
             layer.weights().iter().map(|w| w.spec.dims.iter().product::<usize>()).sum()
         });

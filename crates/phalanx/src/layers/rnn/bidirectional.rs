@@ -2,6 +2,7 @@
 
 use super::options::{self, Run, Sequence};
 use super::{RecurrentLayer, read_recurrent};
+use crate::custom::short_class;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext, Outputs};
 use crate::layers::nested::NestedLayer;
@@ -80,7 +81,7 @@ impl Bidirectional {
     /// Runs a layer forwards and a copy of it, with weights of its own, backwards.
     #[allow(private_bounds)]
     pub fn new(layer: impl RecurrentLayer) -> Bidirectional {
-        let base = snake_case(layer.class_name());
+        let base = snake_case(short_class(layer.class_name()));
         let mut backward = layer.boxed();
         let options = backward.options_mut();
         options.go_backwards = !options.go_backwards;

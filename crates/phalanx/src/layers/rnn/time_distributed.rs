@@ -1,6 +1,7 @@
 //! A layer applied to every step of a sequence, with the same weights.
 
 use super::options::{at_step, stack};
+use crate::custom::short_class;
 use crate::error::Result;
 use crate::layer::{Argument, Arguments, Layer, LayerContext, MaskRule, Operand, Outputs};
 use crate::layers::nested::NestedLayer;
@@ -33,7 +34,7 @@ const POINTWISE: [&str; 3] = ["Dense", "Activation", "Dropout"];
 impl TimeDistributed {
     /// Applies `layer` to every step.
     pub fn new(layer: impl Layer) -> TimeDistributed {
-        let name = snake_case(layer.class_name());
+        let name = snake_case(short_class(layer.class_name()));
         TimeDistributed { layer: Box::new(layer), name, trainable: true }
     }
 

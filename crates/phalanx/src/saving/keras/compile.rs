@@ -1,12 +1,13 @@
 //! Compile arguments: `compile_config` in a file, [`Compile`] here.
 
 use super::read::{Object, is_keras};
+use crate::custom;
 use crate::error::{Error, Result};
 use crate::model::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 use crate::optimizers::Optimizer;
 use crate::schedules::LearningRate;
 use crate::{losses, metrics, optimizers};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// Keys that Keras' configs have in addition to those of an object.
 const ALWAYS: [&str; 4] = ["name", "dtype", "axis", "jit_compile"];
@@ -30,7 +31,7 @@ pub(crate) fn optimizer(optimizer: &dyn Optimizer, rate: Option<f64>) -> Value {
 
 /// A serialized Keras object.
 pub(crate) fn object(module: &str, class: &str, config: Map<String, Value>) -> Value {
-    json!({ "module": module, "class_name": class, "config": config, "registered_name": null })
+    custom::object(module, class, config)
 }
 
 /// The compile arguments of a file; `None` if there is no loss.

@@ -1,6 +1,7 @@
 //! Serialization of a model's structure as Keras' `config.json`.
 
 use super::order::{ListEntry, identity, is_chain, order};
+use crate::custom;
 use crate::layer::{Argument, Arguments, LayerHandle};
 use crate::layers::nested::dtype_policy;
 use crate::model::{Call, Callee, Definition, Input, IoStructure, ModelCall, Symbol};
@@ -87,6 +88,16 @@ impl Writer {
             let exported = matches!(module, "keras" | "keras.layers");
             let registered = if exported { Value::Null } else { class.into() };
             object.insert("registered_name".into(), registered);
+        }
+        object
+    }
+
+    /// An object of a custom class. Legacy files have the registered name in place of the class.
+    fn custom(&self, mut object: Map<String, Value>) -> Map<String, Value> {
+        if self.style == Style::Legacy {
+            let name = object.remove("registered_name").unwrap_or_default();
+            object.remove("module");
+            object.insert("class_name".into(), name);
         }
         object
     }
@@ -195,7 +206,10 @@ impl Writer {
             config.insert("trainable".into(), layer.trainable().into());
             config.insert("dtype".into(), dtype_policy());
         }
-        let mut object = self.object(module, class, config.into());
+        let mut object = match custom::object(module, class, config) {
+            Value::Object(object) if object["registered_name"] == class => self.custom(object),
+            object => self.object(module, class, object["config"].clone()),
+        };
         if let Some(number) = self.shared.get(&identity(layer)) {
             object.insert("shared_object_id".into(), (*number).into());
         }

@@ -5,6 +5,7 @@
 //! so nothing in a file can run code or access anything outside it.
 
 use super::graph::Graph;
+use crate::custom;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
@@ -74,15 +75,7 @@ impl<'a> Object<'a> {
         let class = whole.get("class_name").unwrap_or(&Value::Null);
         let class = class.as_str().ok_or_else(|| wrong("a class_name", class))?;
         let module = whole.get("module").filter(|module| !module.is_null());
-        if let Some(module) = module.filter(|module| !module.as_str().is_some_and(is_keras)) {
-            let owner = format!("{what} '{class}'");
-            return Err(Error::argument(owner, "module", "one of Keras", brief(module)));
-        }
-        let registered = whole.get("registered_name").filter(|name| !name.is_null());
-        if let Some(name) = registered.filter(|name| name.as_str() != Some(class)) {
-            let owner = format!("{what} '{class}'");
-            return Err(Error::argument(owner, "registered_name", "null", brief(name)));
-        }
+        let class = custom::class_and_package(what, whole, class)?.unwrap_or(class);
         let config = whole.get("config").unwrap_or(&Value::Null);
         let config = config.as_object().ok_or_else(|| wrong("a config", config))?;
         let module = module.and_then(Value::as_str).unwrap_or_default();

@@ -2,6 +2,7 @@
 //! variables of the optimizer.
 
 use super::order::{identity, is_chain, listed};
+use crate::custom::short_class;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition, snake_case};
@@ -32,7 +33,7 @@ fn slots(def: &Definition) -> Vec<Slot> {
         for (name, callee) in listed(def).into_iter().filter(|(_, callee)| !is_op(callee)) {
             let class = match callee {
                 None | Some(Callee::Input(_)) => "InputLayer",
-                Some(Callee::Layer(layer)) => layer.layer().class_name(),
+                Some(Callee::Layer(layer)) => short_class(layer.layer().class_name()),
                 Some(Callee::Model(inner)) if is_chain(inner) => "Sequential",
                 Some(Callee::Model(_)) => "Functional",
             };
