@@ -160,6 +160,11 @@ impl Graph {
         ParamId(self.params.len() as u32 - 1)
     }
 
+    /// Excludes a parameter from the optimizer's updates.
+    pub fn freeze(&mut self, id: ParamId) {
+        self.params[id.index()].trainable = false;
+    }
+
     /// Declares a feed.
     pub fn add_feed(&mut self, name: &str, ty: Type) -> FeedId {
         self.feeds.push(FeedSpec { name: name.into(), ty });

@@ -33,6 +33,7 @@
 //! | layers | [`layers`] |
 //! | custom layers, losses, metrics and activations | [`custom`] |
 //! | losses, metrics, optimizers, learning rate schedules | [`losses`], [`metrics`], [`optimizers`], [`schedules`] |
+//! | steps with several models, losses and optimizers | [`train_step`] |
 //! | arrays, image folders, augmentation, pipelines | [`data`] |
 //! | MNIST, CIFAR and your own `.npz` and `.csv` files | [`datasets`] |
 //! | checkpoints, early stopping, logs | [`callbacks`] |
@@ -91,6 +92,7 @@ pub mod regularizers;
 pub mod saving;
 pub mod schedules;
 pub mod strategy;
+pub mod train_step;
 pub mod workers;
 
 pub use error::{Error, Result};

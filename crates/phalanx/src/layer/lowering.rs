@@ -66,6 +66,61 @@ impl Lowering {
         }
     }
 
+    /// Declares the weight `index` of a layer that is called `name` in this model, or finds it if an earlier call
+    /// declared it, and returns its value.
+    ///
+    /// # Errors
+    /// The weight, the shape it was built with, and the shape that is asked for.
+    pub(crate) fn declare(
+        &mut self,
+        layer: &LayerHandle,
+        name: &str,
+        index: usize,
+        spec: WeightSpec,
+    ) -> Result<NodeId, (String, String, String)> {
+        let mut weights = layer.weights();
+        match weights.get_mut(index) {
+            None => weights.push(Weight { spec: spec.clone(), values: None }),
+            Some(existing) if existing.spec.dims == spec.dims => existing.spec = spec.clone(),
+            Some(existing) => {
+                let expected = format!("the shape it was built with, {:?}", existing.spec.dims);
+                return Err((spec.name, expected, format!("{:?}", spec.dims)));
+            }
+        }
+        drop(weights);
+        let declared = self.weights.iter().find(|w| w.layer.same(layer) && w.index == index);
+        let param = match declared {
+            Some(w) => w.param,
+            None => {
+                let trainable = spec.trainable && layer.trainable();
+                let full_name = format!("{name}/{}", spec.name);
+                let param = self.graph.add_param(&full_name, &spec.dims, trainable);
+                let (layer, layer_name) = (layer.clone(), name.into());
+                self.weights.push(ModelWeight { layer, layer_name, index, param });
+                param
+            }
+        };
+        Ok(self.value(param))
+    }
+
+    /// The current value of a parameter. As in Keras, what comes after an assignment reads the assigned value.
+    pub(crate) fn value(&mut self, param: ParamId) -> NodeId {
+        let pending = self.assigns.iter().find(|(p, _)| *p == param).map(|(_, n)| *n);
+        pending.unwrap_or_else(|| self.graph.param(param))
+    }
+
+    /// Assigns a value to a parameter at the end of the step. The last assignment counts.
+    pub(crate) fn assign(&mut self, param: ParamId, value: NodeId) {
+        self.assigns.retain(|(p, _)| *p != param);
+        self.assigns.push((param, value));
+    }
+
+    /// A random stream that nothing else uses.
+    pub(crate) fn stream(&mut self) -> u32 {
+        self.streams += 1;
+        self.streams
+    }
+
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
     ///
     /// # Errors
@@ -288,7 +343,6 @@ impl LayerContext<'_> {
             spec.sublayer.clone_from(&self.sublayer);
             spec.trainable &= !self.frozen_sublayer;
         }
-        let full_name = format!("{}/{}", self.name, spec.name);
         if spec.dims.contains(&0) {
             let dims = format!("{:?}", spec.dims);
             return Err(self.argument(&spec.name, "a shape without zeros", dims));
@@ -298,39 +352,8 @@ impl LayerContext<'_> {
             let dims = format!("{:?}", spec.dims);
             return Err(self.argument(&spec.name, "a shape that fits in memory", dims));
         }
-        let mut weights = self.layer.weights();
-        match weights.get_mut(index) {
-            None => weights.push(Weight { spec: spec.clone(), values: None }),
-            Some(existing) if existing.spec.dims == spec.dims => existing.spec = spec.clone(),
-            Some(existing) => {
-                let (expected, received) = (format!("{:?}", existing.spec.dims), &spec.dims);
-                return Err(self.argument(
-                    &spec.name,
-                    &format!("the shape it was built with, {expected}"),
-                    format!("{received:?}"),
-                ));
-            }
-        }
-        drop(weights);
-        let declared =
-            self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
-        let param = match declared {
-            Some(w) => w.param,
-            None => {
-                let trainable = spec.trainable && self.layer.trainable();
-                let param = self.lowering.graph.add_param(&full_name, &spec.dims, trainable);
-                self.lowering.weights.push(ModelWeight {
-                    layer: self.layer.clone(),
-                    layer_name: self.name.into(),
-                    index,
-                    param,
-                });
-                param
-            }
-        };
-        // As in Keras, a later call of a shared layer reads what an earlier call assigned.
-        let pending = self.lowering.assigns.iter().find(|(p, _)| *p == param).map(|(_, n)| *n);
-        Ok(pending.unwrap_or_else(|| self.lowering.graph.param(param)))
+        let declared = self.lowering.declare(self.layer, self.name, index, spec);
+        declared.map_err(|(what, expected, received)| self.argument(&what, &expected, received))
     }
 
     /// Adds a constant from the layer's config. It is not a weight and is never saved.
@@ -351,15 +374,12 @@ impl LayerContext<'_> {
         let declared =
             self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
         let param = declared.expect("a layer assigns a weight it has declared").param;
-        // The last call wins.
-        self.lowering.assigns.retain(|(p, _)| *p != param);
-        self.lowering.assigns.push((param, value));
+        self.lowering.assign(param, value);
     }
 
     /// Returns a random stream that only this call uses.
     pub fn stream(&mut self) -> u32 {
-        self.lowering.streams += 1;
-        self.lowering.streams
+        self.lowering.stream()
     }
 
     /// Returns the scope over which batch statistics are reduced.

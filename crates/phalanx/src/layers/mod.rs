@@ -26,7 +26,7 @@ mod layer_normalization;
 mod masking;
 mod merge;
 pub(crate) mod nested;
-mod noise;
+pub(crate) mod noise;
 mod normalization;
 mod numbers;
 mod permute;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::ops::{Binary, Unary};
-use phalanx_graph::{NodeId, Op};
+use phalanx_graph::{Graph, NodeId, Op};
 use serde::{Deserialize, Serialize};
 use std::f64::consts::{FRAC_PI_2, TAU};
 
@@ -19,10 +19,14 @@ fn uniform(cx: &mut LayerContext<'_>, dims: &[usize]) -> Result<NodeId> {
     Ok(cx.graph().push(Op::Uniform { key, dims: dims.to_vec() }, &[])?)
 }
 
-/// Normal random numbers with mean zero, by the Box-Muller transform: `√(-2 ln(1 - u)) · cos(2π v)`.
+/// Normal random numbers with mean zero.
 fn normal(cx: &mut LayerContext<'_>, dims: &[usize], stddev: f64) -> Result<NodeId> {
     let (u, v) = (uniform(cx, dims)?, uniform(cx, dims)?);
-    let g = cx.graph();
+    box_muller(cx.graph(), u, v, stddev)
+}
+
+/// Normal random numbers from two uniform ones, by the Box-Muller transform: `√(-2 ln(1 - u)) · cos(2π v)`.
+pub(crate) fn box_muller(g: &mut Graph, u: NodeId, v: NodeId, stddev: f64) -> Result<NodeId> {
     // `1 - u` is never zero.
     let one = g.scalar(1.0);
     let rest = g.sub(one, u)?;

@@ -127,6 +127,27 @@ impl Definition {
         Ok(def)
     }
 
+    /// The structure of a training step: its inputs and what has weights. It has no outputs.
+    pub(crate) fn of_step(
+        name: &str,
+        inputs: Vec<Input>,
+        members: Vec<(String, Callee)>,
+    ) -> Definition {
+        let member = |(name, callee)| Member { name, callee };
+        Definition {
+            name: name.into(),
+            kind: ModelKind::Functional,
+            inputs: inputs.into_iter().map(Input::symbol).collect(),
+            outputs: vec![],
+            output_types: vec![],
+            members: members.into_iter().map(member).collect(),
+            calls: vec![],
+            notes: Mutex::default(),
+            input_structure: IoStructure::List,
+            output_structure: IoStructure::List,
+        }
+    }
+
     /// Metadata written to the weights files.
     pub(crate) fn notes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)

@@ -12,7 +12,7 @@ mod run_config;
 mod run_state;
 mod session;
 mod source;
-mod steps;
+pub(crate) mod steps;
 mod summary;
 mod symbol;
 mod training;
@@ -116,6 +116,21 @@ impl Model {
     /// Creates a model with this structure, not compiled.
     pub(crate) fn of(def: Definition) -> Model {
         Model { def: Arc::new(def), session: Mutex::default() }
+    }
+
+    /// Creates a model that shares this structure, not compiled.
+    pub(crate) fn sharing(def: &Arc<Definition>) -> Model {
+        Model { def: def.clone(), session: Mutex::default() }
+    }
+
+    /// The model with a session.
+    pub(crate) fn compiled(self, session: Session) -> Model {
+        Model { session: Mutex::new(Some(session)), ..self }
+    }
+
+    /// Returns the structure, to share it.
+    pub(crate) fn shared_definition(&self) -> Arc<Definition> {
+        self.def.clone()
     }
 
     /// Returns the model's name.

@@ -25,9 +25,9 @@ pub(crate) struct Lowered {
 }
 
 /// The seeds of autodiff: per-sample losses and the coefficient of each sample in the total.
-type Seeds = Vec<(NodeId, NodeId)>;
+pub(crate) type Seeds = Vec<(NodeId, NodeId)>;
 
-fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Result<Fetch> {
+pub(crate) fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Result<Fetch> {
     let node = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
     Ok(Fetch { name, node })
 }
@@ -92,7 +92,7 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
 }
 
 /// Gives a mask as many axes as `values`, so that it broadcasts over the last ones.
-fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
+pub(crate) fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
     let mut dims = g.ty(mask).dims.clone();
     let rank = g.ty(values).dims.len();
     if dims.len() > rank {
@@ -107,7 +107,7 @@ fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
 
 /// The factor that turns a mean over all positions of the batch into a mean over the valid ones: the number of positions
 /// over the number of valid ones, 0 if none is valid. A sum needs none.
-fn valid_share(
+pub(crate) fn valid_share(
     g: &mut Graph,
     loss: &dyn Loss,
     mask: NodeId,
@@ -139,7 +139,7 @@ fn valid_share(
 }
 
 /// Returns the L1 and L2 coefficients of a trainable weight, if it is regularized.
-fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)> {
+pub(crate) fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)> {
     let trained = g.params()[weight.param.index()].trainable;
     let spec = &weight.layer.weights()[weight.index].spec;
     let (l1, l2) = spec.regularizer.as_ref().filter(|_| trained)?.coefficients();
@@ -147,7 +147,7 @@ fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)> {
 }
 
 /// Appends `Σ l1·|w| + l2·w²` over all regularized weights. Replicas do not multiply it.
-fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
+pub(crate) fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
     let mut total = g.scalar(0.0);
     for weight in weights {
         let Some((l1, l2)) = coefficients(g, weight) else { continue };
@@ -168,13 +168,24 @@ fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
 
 /// Builds the training step: forward, backward, gradient reduction and update.
 pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
-    let (fetches, mut seeds) = objective(&mut l, goal)?;
-    if let Some(scaling) = l.scaling {
+    let (fetches, seeds) = objective(&mut l, goal)?;
+    with_update(l.low, fetches, seeds, l.scaling, rule)
+}
+
+/// Completes a training step: backward from the seeds to the trainable parameters, gradient reduction and update.
+pub(crate) fn with_update(
+    mut low: Lowering,
+    fetches: Vec<Fetch>,
+    mut seeds: Seeds,
+    scaling: Option<LossScale>,
+    rule: UpdateRule,
+) -> Result<Step> {
+    if let Some(scaling) = scaling {
         for (_, coefficient) in &mut seeds {
-            *coefficient = scaling.seed(&mut l.low.graph, *coefficient)?;
+            *coefficient = scaling.seed(&mut low.graph, *coefficient)?;
         }
     }
-    let Lowering { graph, assigns, weights, .. } = l.low;
+    let Lowering { graph, assigns, weights, .. } = low;
     let mut step = Step::new("train", graph);
     let fetch_count = fetches.len();
     step.fetches = fetches;
@@ -207,8 +218,8 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Resul
         step.gradients.push(Gradient { param: weight.param, node: partials[at], l1, l2 });
     }
     step.update = Some(rule);
-    step.loss_scale = l.scaling;
-    if let Some(scaling) = l.scaling {
+    step.loss_scale = scaling;
+    if let Some(scaling) = scaling {
         let node = step.graph.param(scaling.state);
         step.fetches.push(Fetch { name: "loss_scale".into(), node });
     }
@@ -220,30 +231,56 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Resul
 pub(crate) fn gradients(l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
     let l = Lowered { scaling: None, ..l };
     let mut step = train(l, goal, rule)?;
+    step.fetches.clear();
+    fetch_gradients(step, "")
+}
+
+/// Turns a training step into one that fetches the reduced gradients under their names with a prefix, and changes nothing.
+pub(crate) fn fetch_gradients(mut step: Step, prefix: &str) -> Result<Step> {
     step.name = "gradients".into();
     step.update = None;
     step.assigns.clear();
-    step.fetches.clear();
     for grad in std::mem::take(&mut step.gradients) {
         let g = &mut step.graph;
         let spec = g.params()[grad.param.index()].clone();
-        let mut node = match grad.node {
-            Some(partial) => g.push(Op::AllReduce { scope: Scope::All }, &[partial])?,
-            None => g.fill(0.0, &spec.dims),
+        let reduced = match grad.node {
+            Some(partial) => Some(g.push(Op::AllReduce { scope: Scope::All }, &[partial])?),
+            None => None,
         };
         let w = g.param(grad.param);
-        if grad.l1 != 0.0 {
-            let sign = g.unary(Unary::Sign, w)?;
-            let sign = g.scale(sign, f64::from(grad.l1))?;
-            node = g.add(node, sign)?;
-        }
-        if grad.l2 != 0.0 {
-            let twice = g.scale(w, 2.0 * f64::from(grad.l2))?;
-            node = g.add(node, twice)?;
-        }
-        step.fetches.push(Fetch { name: spec.name, node });
+        let penalty = (f64::from(grad.l1), f64::from(grad.l2));
+        let node = match add_penalty(g, reduced, w, penalty)? {
+            Some(node) => node,
+            None => g.fill(0.0, &spec.dims),
+        };
+        step.fetches.push(Fetch { name: format!("{prefix}{}", spec.name), node });
     }
     Ok(step)
+}
+
+/// A reduced gradient plus the derivative `l1·sign(w) + 2·l2·w` of the penalty; `None` if there is neither.
+pub(crate) fn add_penalty(
+    g: &mut Graph,
+    reduced: Option<NodeId>,
+    w: NodeId,
+    (l1, l2): (f64, f64),
+) -> Result<Option<NodeId>> {
+    let mut terms: Vec<NodeId> = reduced.into_iter().collect();
+    if l1 != 0.0 {
+        let sign = g.unary(Unary::Sign, w)?;
+        terms.push(g.scale(sign, l1)?);
+    }
+    if l2 != 0.0 {
+        terms.push(g.scale(w, 2.0 * l2)?);
+    }
+    let mut sum = None;
+    for term in terms {
+        sum = Some(match sum {
+            Some(sum) => g.add(sum, term)?,
+            None => term,
+        });
+    }
+    Ok(sum)
 }
 
 /// Builds the evaluation step: forward, losses and metrics.

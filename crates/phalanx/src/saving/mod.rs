@@ -127,6 +127,15 @@ pub(crate) fn save(
     options: SaveOptions,
 ) -> Result<Vec<String>> {
     let format = Format::of(path)?;
+    if def.outputs.is_empty() {
+        let expected = "a model: save each model of the step, or the run with BackupAndRestore";
+        return Err(Error::argument(
+            format!("training step '{}'", def.name),
+            "save",
+            expected,
+            "a training step",
+        ));
+    }
     let mut names = HashSet::new();
     if let Some((name, _)) = weights.iter().find(|(name, _)| !names.insert(name)) {
         let owner = format!("model '{}'", def.name);

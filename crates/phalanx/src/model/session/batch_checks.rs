@@ -35,6 +35,8 @@ pub(crate) struct BatchChecks {
     pub(super) def: Arc<Definition>,
     /// The target type of each loss.
     pub(super) targets: Vec<Type>,
+    /// The number of classes that the labels of each target are from, if it is known.
+    pub(super) classes: Vec<Option<usize>>,
     /// The class that each loss ignores, if any. Its labels need not be numbers of classes.
     pub(super) ignored_classes: Vec<Option<i64>>,
     pub(super) output_names: Vec<String>,
@@ -124,7 +126,7 @@ impl BatchChecks {
         let Data::I32(labels) = target.data() else { return Ok(()) };
         let width = target.row_len();
         let labels = &labels[rows.start * width..rows.end * width];
-        let classes = self.def.output_types[output].last();
+        let Some(classes) = self.classes[output] else { return Ok(()) };
         let ignored = self.ignored_classes[output];
         let bad = |l: &i32| {
             usize::try_from(*l).map_or(true, |l| l >= classes) && Some(i64::from(*l)) != ignored

@@ -27,17 +27,19 @@ use super::Model;
 use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
+use crate::data::Digest;
 use crate::error::Result;
-use crate::layer::{Lowering, lock};
+use crate::layer::{Lowering, ModelWeight, lock};
 use crate::optimizers::Scaling;
 use crate::strategy::{Backend, MirroredStrategy};
+use crate::train_step::{BuiltStep, CustomStep};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
 use phalanx_exec::{ExecError, LocalShard, ProgramId, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Policy, Split};
-use phalanx_graph::{Mesh, Options, Program, Step, Type};
+use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step, Type};
 use programs::{LoadedProgram, LoadedPrograms, StepCache};
 use resident::ResidentTables;
 use serde_json::Map;
@@ -63,6 +65,14 @@ impl Placement {
             memory_warned: false,
         }
     }
+}
+
+/// What the graph of a session's first step declares.
+struct Declared {
+    params: Vec<ParamSpec>,
+    weights: Vec<ModelWeight>,
+    constants: Vec<(ParamId, Vec<f32>)>,
+    scaling: Option<LossScale>,
 }
 
 /// A compiled model on its devices.
@@ -112,30 +122,99 @@ impl Session {
             losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
         let metrics = objective::resolve_metrics(metrics, &targets, &types)?;
         let output_names = model.output_names();
-        let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(graph.params())?));
-        let deterministic = lock(&executor).mesh().fixed;
-        let state = TrainState::new(seed, &*optimizer, deterministic);
         let checks = BatchChecks {
             def: model.def.clone(),
             targets,
+            classes: model.def.output_types.iter().map(|ty| Some(ty.last())).collect(),
             ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
             output_names: output_names.clone(),
             lookups: indices::lookups(graph, model.def.inputs.len()),
             origin: BatchOrigin::default(),
         };
+        let custom = None;
         let objective =
-            Objective { optimizer, losses, loss_weights, metrics, described, output_names };
-        let weights = lowered.low.weights.clone();
-        let weights =
-            DeviceWeights::new(executor.clone(), weights, graph.params(), lowered.scaling);
-        for (param, values) in std::mem::take(&mut lowered.low.constants) {
+            Objective { optimizer, losses, loss_weights, metrics, described, output_names, custom };
+        let declared = Declared {
+            params: graph.params().to_vec(),
+            weights: lowered.low.weights.clone(),
+            constants: std::mem::take(&mut lowered.low.constants),
+            scaling: lowered.scaling,
+        };
+        let mut session = Session::with(objective, checks, declared, strategy, seed)?;
+        session.build_first_step(lowered)?;
+        Ok(session)
+    }
+
+    /// The session of a step that a program describes itself. `built` is its training step.
+    pub(crate) fn custom(
+        def: Arc<Definition>,
+        mut custom: CustomStep,
+        built: BuiltStep,
+        strategy: MultiWorkerMirroredStrategy,
+        seed: u64,
+    ) -> Result<Session> {
+        let BuiltStep { step, weights, constants, scaling, recorded } = built;
+        let last = recorded.phases.len() - 1;
+        let main = recorded.phases[recorded.main.unwrap_or(last)].optimizer;
+        let taken = custom.optimizers[main].optimizer.take();
+        let optimizer = taken.expect("a step that was just built has its optimizers");
+        let tracked = |(metric, state_len, _)| Tracked { metric, weighted: false, state_len };
+        let metrics = vec![recorded.metrics.into_iter().map(tracked).collect()];
+        let class = |i: usize| recorded.labels.iter().find(|(target, ..)| *target == i);
+        let targets = 0..custom.targets.len();
+        let checks = BatchChecks {
+            def: def.clone(),
+            targets: custom.targets.iter().map(|(_, ty)| ty.clone()).collect(),
+            classes: targets.clone().map(|i| class(i).map(|(_, classes, _)| *classes)).collect(),
+            ignored_classes: targets.map(|i| class(i).and_then(|(.., ignored)| *ignored)).collect(),
+            output_names: custom.targets.iter().map(|(name, _)| name.clone()).collect(),
+            lookups: indices::lookups(&step.graph, def.inputs.len()),
+            origin: BatchOrigin::default(),
+        };
+        // Workers and resumed runs must have the same step.
+        let mut digest = Digest::default();
+        digest.bytes(step.to_string().as_bytes());
+        let described = [("step".to_string(), format!("{:016x}", digest.end()).into())];
+        let objective = Objective {
+            optimizer,
+            losses: vec![],
+            loss_weights: vec![1.0; custom.losses.len()],
+            metrics,
+            described: described.into_iter().collect(),
+            output_names: vec![],
+            custom: Some(custom),
+        };
+        objective.check_names()?;
+        let params = step.graph.params().to_vec();
+        let constraints = steps::constraints(&params, &weights)?;
+        let declared = Declared { params, weights, constants, scaling };
+        let mut session = Session::with(objective, checks, declared, strategy, seed)?;
+        session.steps.set(StepKind::Train, step);
+        session.load_constraints(constraints)?;
+        Ok(session)
+    }
+
+    /// Joins the parts of a session and copies the weights to the devices.
+    fn with(
+        objective: Objective,
+        checks: BatchChecks,
+        declared: Declared,
+        strategy: MultiWorkerMirroredStrategy,
+        seed: u64,
+    ) -> Result<Session> {
+        let Declared { params, weights, constants, scaling } = declared;
+        let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(&params)?));
+        let deterministic = lock(&executor).mesh().fixed;
+        let state = TrainState::new(seed, &*objective.optimizer, deterministic);
+        let weights = DeviceWeights::new(executor.clone(), weights, &params, scaling);
+        for (param, values) in constants {
             lock(&executor).set_param(param, &values)?;
         }
-        if let Some((scaling, scale)) = lowered.scaling.zip(state.loss_scale) {
+        if let Some((scaling, scale)) = scaling.zip(state.loss_scale) {
             lock(&executor).set_param(scaling.state, &[scale, 0.0, 1.0])?;
         }
         let mut session = Session {
-            def: model.def.clone(),
+            def: checks.def.clone(),
             objective,
             checks,
             placement: Placement::new(strategy.local()),
@@ -149,7 +228,6 @@ impl Session {
             fetched: vec![],
         };
         session.weights.sync_to_devices()?;
-        session.build_first_step(lowered)?;
         Ok(session)
     }
 
@@ -164,6 +242,11 @@ impl Session {
         let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
         let rule = self.objective.optimizer.rule();
         self.steps.set(StepKind::Train, steps::train(lowered, &self.objective, rule)?);
+        self.load_constraints(constraints)
+    }
+
+    /// Loads the step that projects constrained weights, if any.
+    fn load_constraints(&mut self, constraints: Option<Step>) -> Result<()> {
         if let Some(step) = constraints {
             let program = Program::compile(step, self.options(1))?;
             self.loaded.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
@@ -203,6 +286,10 @@ impl Session {
     }
 
     fn build(&self, kind: StepKind) -> Result<Step> {
+        if let Some(custom) = &self.objective.custom {
+            let main = Some(&*self.objective.optimizer);
+            return Ok(custom.build(kind, main, self.mesh().fixed)?.step);
+        }
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
         let scaling = self.objective.loss_scaling();
         let lowered = lower(&self.def, training, self.mesh().fixed, scaling)?;

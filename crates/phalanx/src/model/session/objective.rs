@@ -1,6 +1,6 @@
 //! What a model is trained for: optimizer, losses and metrics.
 
-use super::Tally;
+use super::{Tally, TrainState};
 use crate::error::{Error, Result};
 use crate::losses::{Loss, Reduction};
 use crate::metrics::{self, Metric};
@@ -9,6 +9,7 @@ use crate::model::compile::MetricArgument;
 use crate::optimizers::{Optimizer, Scaling};
 use crate::saving::optimizer_object;
 use crate::schedules::LearningRate;
+use crate::train_step::{CustomStep, Update};
 use phalanx_graph::Type;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
@@ -33,6 +34,8 @@ pub(crate) struct Objective {
     /// Losses and metrics as the user gave them, under Keras' keys.
     pub described: Map<String, Value>,
     pub output_names: Vec<String>,
+    /// The step that a program describes itself, in place of losses.
+    pub custom: Option<CustomStep>,
 }
 
 /// Finds metrics by name and checks all of them; `targets` and `outputs` are the types they compare.
@@ -59,7 +62,24 @@ pub(crate) fn resolve_metrics(
 impl Objective {
     /// Whether there is anything to train for.
     pub fn is_compiled(&self) -> bool {
-        !self.losses.is_empty()
+        !self.losses.is_empty() || self.custom.is_some()
+    }
+
+    /// The scalars of the updates inside the graph of a custom step, for each of them.
+    pub fn update_scalars(&self, state: &TrainState) -> Vec<Vec<f32>> {
+        let Some(custom) = &self.custom else { return vec![] };
+        let scalars = |update: &Update| {
+            let same = custom.updates.iter().filter(|other| other.optimizer == update.optimizer);
+            let done = state.iterations() * same.count() as u64 + update.turn;
+            let own = custom.optimizers[update.optimizer].optimizer.as_deref();
+            let set = state.set_rate().filter(|_| own.is_none());
+            let optimizer = own.unwrap_or(&*self.optimizer);
+            let rate = set.unwrap_or_else(|| optimizer.common().learning_rate.at(done));
+            let mut scalars = optimizer.scalars(rate, done + 1);
+            scalars.resize(scalars.len().max(1), 0.0);
+            scalars
+        };
+        custom.updates.iter().map(scalars).collect()
     }
 
     /// How the loss is scaled, if it is.
@@ -75,12 +95,22 @@ impl Objective {
     /// A tally of nothing.
     pub fn tally(&self) -> Tally {
         let states = self.metrics.iter().flatten().map(|m| m.state_len);
-        Tally::new(self.losses.len(), states)
+        Tally::new(self.loss_weights.len(), states)
     }
 
     /// Loss and metrics under the names that Keras reports.
     pub fn logs(&self, tally: &Tally) -> Logs {
         let mut logs = Logs::default();
+        if let Some(custom) = &self.custom {
+            let several = custom.losses.len() > 1;
+            for (i, name) in custom.losses.iter().enumerate() {
+                let loss = if several { tally.output_loss(i) } else { tally.loss() };
+                logs.push(name.clone(), loss);
+            }
+            let metrics = self.metrics.iter().flatten().zip(tally.metric_states());
+            metrics.for_each(|(m, state)| logs.push(m.metric.name(), m.metric.result(state)));
+            return logs;
+        }
         logs.push("loss", tally.loss());
         let several = self.losses.len() > 1;
         if several {
@@ -122,7 +152,10 @@ impl Objective {
             Reduction::Sum => 1.0,
             Reduction::MeanWithSampleWeight => total_weight,
         };
-        self.losses.iter().map(|loss| divisor(loss.reduction())).collect()
+        match &self.custom {
+            Some(custom) => vec![rows as f64; custom.losses.len()],
+            None => self.losses.iter().map(|loss| divisor(loss.reduction())).collect(),
+        }
     }
 
     /// Whether a loss is divided by the sum of the sample weights.
@@ -133,6 +166,11 @@ impl Objective {
     /// The options of the optimizer, and of the one inside a loss scale optimizer.
     pub fn optimizer_options(&self) -> Map<String, Value> {
         let mut options = self.optimizer.config();
+        for other in self.custom.iter().flat_map(|custom| &custom.optimizers) {
+            let config = other.optimizer.as_ref().map(|optimizer| optimizer.config());
+            let named = |(key, value)| (format!("{} of '{}'", key, other.name), value);
+            options.extend(config.unwrap_or_default().into_iter().map(named));
+        }
         if let Some((inner, _)) = self.optimizer.inner() {
             options.remove("inner_optimizer");
             options.extend(inner.config());

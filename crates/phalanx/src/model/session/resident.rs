@@ -53,6 +53,10 @@ impl Session {
         kind: StepKind,
         data: &dyn Dataset,
     ) -> Result<Option<ResidentTable>> {
+        // The feeds of a custom step change from step to step.
+        if self.objective.custom.is_some() {
+            return Ok(None);
+        }
         let between = self.loaded.constraints.is_some() || self.accumulates();
         let can_keep = lock(&self.executor).resident_data().is_some();
         // A profile measures every instruction by itself, on a batch from the host.

@@ -38,7 +38,8 @@ impl Session {
 
     /// Hands in the batch of the next step while another step may be in flight.
     pub(crate) fn stage(&mut self, kind: StepKind, batch: &HostBatch) -> Result<()> {
-        if batch.rows == 0 {
+        // The scalars of a custom step's updates are fed, and known only when the step before has ended.
+        if batch.rows == 0 || self.objective.custom.is_some() {
             return Ok(());
         }
         self.checks.check(batch, true)?;
@@ -75,6 +76,7 @@ impl Session {
             false => vec![],
         };
         let (seed, step) = (self.state.seed, self.state.steps);
+        let staged = staged && self.objective.custom.is_none();
         if !staged {
             self.checks.check(batch, true)?;
         }
@@ -121,11 +123,19 @@ impl Session {
         let id = self.ensure_loaded(kind, batch.rows)?;
         let divisors = self.divisors(batch)?;
         let rows = self.local_rows(batch)?;
-        let scales = inverted(&divisors);
+        let mut scales = inverted(&divisors);
+        let mut scalars = vec![];
+        if self.objective.custom.is_some() {
+            scales.truncate(1);
+            if kind != StepKind::Test {
+                scalars = self.objective.update_scalars(&self.state);
+            }
+        }
         let mut feeds: Vec<FeedData<'_>> = Vec::with_capacity(batch.inputs.len() + 4);
         feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, &rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[rows]));
         feeds.extend(scales.chunks(1).map(FeedData::F32));
+        feeds.extend(scalars.iter().map(|values| FeedData::F32(values)));
         let done = call(&mut **lock(&self.executor), id, &feeds);
         done.map_err(|e| self.explain_out_of_memory(e, kind, batch.rows))?;
         Ok(divisors)

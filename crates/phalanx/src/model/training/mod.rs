@@ -41,7 +41,8 @@ impl WeightSource for Session {
     }
 
     fn training(&self) -> Result<Option<saving::Training>> {
-        self.objective.is_compiled().then(|| Session::training(self)).transpose()
+        let of_model = self.objective.is_compiled() && self.objective.custom.is_none();
+        of_model.then(|| Session::training(self)).transpose()
     }
 }
 
@@ -120,6 +121,12 @@ impl<'a> TrainLoop<'a> {
         let steps = fit.steps_per_epoch.or(data.batches());
         if steps == Some(0) || data.is_empty() {
             return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
+        }
+        if let (Some(batches), Some(custom)) = (fit.accumulate, &session.objective.custom)
+            && !custom.updates.is_empty()
+        {
+            let expected = "none for a step that updates inside the graph";
+            return Err(Error::argument("fit", "accumulate", expected, batches));
         }
         if fit.accumulate.is_some() {
             session.state.set_accumulated((0, 0.0));

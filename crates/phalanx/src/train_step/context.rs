@@ -1,0 +1,435 @@
+//! The context of a training step: values, calls of models, losses, metrics and updates.
+
+use super::step::{CustomStep, Phase, Recorded, StepMean, Update};
+use super::update::{self, UpdateArguments};
+use crate::error::{Error, Result};
+use crate::layer::{Lowering, ModelWeight, Operand};
+use crate::layers::noise::box_muller;
+use crate::losses::{Loss, Reduction};
+use crate::metrics::{Metric, weighted_mean};
+use crate::model::StepKind;
+use crate::model::steps::{self, reduced_fetch};
+use crate::optimizers::Optimizer;
+use phalanx_graph::ops::Binary;
+use phalanx_graph::{DType, Fetch, Graph, NodeId, Op, ParamId, Type};
+use std::collections::HashMap;
+
+/// What a step function describes a step with. Values are nodes of a [`Graph`]; nothing is computed while the function
+/// runs. See [`TrainStep`](super::TrainStep).
+pub struct StepContext<'a> {
+    step: &'a CustomStep,
+    /// The optimizer that the session holds, once there is one.
+    main: Option<&'a dyn Optimizer>,
+    kind: StepKind,
+    low: Lowering,
+    values: Inputs,
+    /// The masks of outputs of models.
+    masks: HashMap<NodeId, NodeId>,
+    /// The updated weights of earlier phases, which losses may depend on.
+    versions: HashMap<ParamId, Vec<NodeId>>,
+    /// The last phase, if nothing has read the weights since.
+    open: Option<usize>,
+    recorded: Recorded,
+}
+
+/// The fed values of a step.
+struct Inputs {
+    named: Vec<(String, NodeId)>,
+    sample_weight: NodeId,
+    /// 1 for every sample.
+    ones: NodeId,
+    /// 1 divided by the number of samples of the global batch.
+    share: NodeId,
+}
+
+impl<'a> StepContext<'a> {
+    pub(super) fn new(
+        step: &'a CustomStep,
+        main: Option<&'a dyn Optimizer>,
+        kind: StepKind,
+        synchronized: bool,
+    ) -> Result<StepContext<'a>> {
+        let mut low = Lowering::new(kind != StepKind::Test);
+        low.synchronized = synchronized;
+        let g = &mut low.graph;
+        let mut named = vec![];
+        for (name, ty) in step.inputs.iter().chain(&step.targets) {
+            let feed = g.add_feed(name, ty.clone());
+            named.push((name.clone(), g.feed(feed)));
+        }
+        let sample_weight = g.add_feed("sample_weight", Type::rows([]));
+        let sample_weight = g.feed(sample_weight);
+        let ones = g.binary(Binary::Eq, sample_weight, sample_weight)?;
+        let share = g.add_feed("share_of_a_sample", Type::mirrored([]));
+        let share = g.feed(share);
+        Ok(StepContext {
+            step,
+            main,
+            kind,
+            low,
+            values: Inputs { named, sample_weight, ones, share },
+            masks: HashMap::new(),
+            versions: HashMap::new(),
+            open: None,
+            recorded: Recorded::default(),
+        })
+    }
+
+    /// Returns an input or a target by its name.
+    ///
+    /// # Errors
+    /// If the step has none of this name.
+    pub fn input(&self, name: &str) -> Result<NodeId> {
+        let found = self.values.named.iter().find(|(known, _)| known == name);
+        let known = || self.values.named.iter().map(|(name, _)| name.clone()).collect();
+        found.map(|(_, node)| *node).ok_or_else(|| Error::Unknown {
+            kind: "input of the training step",
+            name: name.into(),
+            known: known(),
+        })
+    }
+
+    /// Returns whether the step trains. It does not in `evaluate`, where [`minimize`](Self::minimize) only reports the loss.
+    pub fn training(&self) -> bool {
+        self.kind != StepKind::Test
+    }
+
+    /// Returns the graph, for operations on values.
+    pub fn graph(&mut self) -> &mut Graph {
+        &mut self.low.graph
+    }
+
+    /// Returns the type of a value.
+    pub fn ty(&self, x: NodeId) -> &Type {
+        self.low.graph.ty(x)
+    }
+
+    /// Calls a model with one output, in training mode if the step trains. It uses the weights as the calls of
+    /// [`minimize`](Self::minimize) before it have left them.
+    ///
+    /// # Errors
+    /// If there is no such model, or the inputs are not those of the model.
+    pub fn call(&mut self, model: &str, inputs: &[NodeId]) -> Result<NodeId> {
+        let outputs = self.call_all(model, inputs, self.training())?;
+        self.single(model, &outputs)
+    }
+
+    /// Calls a model with one output in inference mode: without dropout, with moving statistics.
+    ///
+    /// # Errors
+    /// As for [`call`](Self::call).
+    pub fn call_inference(&mut self, model: &str, inputs: &[NodeId]) -> Result<NodeId> {
+        let outputs = self.call_all(model, inputs, false)?;
+        self.single(model, &outputs)
+    }
+
+    fn single(&self, model: &str, outputs: &[NodeId]) -> Result<NodeId> {
+        match outputs {
+            [output] => Ok(*output),
+            _ => {
+                let expected = "1 (else call_all)";
+                Err(Error::argument(format!("model '{model}'"), "outputs", expected, outputs.len()))
+            }
+        }
+    }
+
+    /// Calls a model in training or in inference mode and returns its outputs.
+    ///
+    /// # Errors
+    /// As for [`call`](Self::call).
+    pub fn call_all(
+        &mut self,
+        model: &str,
+        inputs: &[NodeId],
+        training: bool,
+    ) -> Result<Vec<NodeId>> {
+        self.close()?;
+        let def = self.step.model(model)?;
+        let owner = || format!("model '{model}'");
+        if inputs.len() != def.inputs.len() {
+            return Err(Error::argument(
+                owner(),
+                "inputs",
+                def.inputs.len().to_string(),
+                inputs.len(),
+            ));
+        }
+        for (i, node) in inputs.iter().enumerate() {
+            let (expected, received) = (def.input(i).ty(), self.ty(*node));
+            if expected != *received {
+                let (expected, received) = (expected.to_string(), received.to_string());
+                let what = format!("input '{}'", def.input_name(i));
+                return Err(Error::argument(owner(), what, expected, received));
+            }
+        }
+        let operand = |node: &NodeId| Operand { node: *node, mask: self.masks.get(node).copied() };
+        let operands: Vec<Operand> = inputs.iter().map(operand).collect();
+        let outer = std::mem::replace(&mut self.low.training, training);
+        let outputs = def.lower(&mut self.low, &operands, &format!("{model}/"));
+        self.low.training = outer;
+        let outputs = outputs?;
+        for output in &outputs {
+            if let Some(mask) = output.mask {
+                self.masks.insert(output.node, mask);
+            }
+        }
+        Ok(outputs.into_iter().map(|output| output.node).collect())
+    }
+
+    /// Returns uniform random numbers in `[0, 1)`, of these dimensions for every sample. They are a function of the seed,
+    /// the step and the sample's place in the global batch.
+    ///
+    /// # Errors
+    /// If the dimensions exceed the limits of a value.
+    pub fn random_uniform(&mut self, dims: &[usize]) -> Result<NodeId> {
+        let key = self.low.stream();
+        Ok(self.graph().push(Op::Uniform { key, dims: dims.to_vec() }, &[])?)
+    }
+
+    /// Returns normal random numbers with mean 0 and standard deviation 1. See [`random_uniform`](Self::random_uniform).
+    ///
+    /// # Errors
+    /// If the dimensions exceed the limits of a value.
+    pub fn random_normal(&mut self, dims: &[usize]) -> Result<NodeId> {
+        let (u, v) = (self.random_uniform(dims)?, self.random_uniform(dims)?);
+        box_muller(self.graph(), u, v, 1.0)
+    }
+
+    /// Returns the loss of every sample. A mask of the predictions counts, as in `compile`.
+    ///
+    /// # Errors
+    /// If target or prediction do not match the loss, or if its reduction is not the mean over the samples.
+    pub fn loss(&mut self, loss: &dyn Loss, target: NodeId, prediction: NodeId) -> Result<NodeId> {
+        loss.validate()?;
+        if loss.reduction() != Reduction::SumOverBatchSize {
+            let expected = "sum_over_batch_size: minimize divides by the number of samples";
+            let received = format!("{:?}", loss.reduction());
+            return Err(Error::argument(loss.owner(), "reduction", expected, received));
+        }
+        self.check_labels(target, prediction, loss.ignored_class());
+        let (ones, weight) = (self.values.ones, self.values.sample_weight);
+        let g = &mut self.low.graph;
+        let mut values = loss.call(g, target, prediction)?;
+        let mut share = None;
+        if let Some(mask) = self.masks.get(&prediction) {
+            let mask = steps::positions(g, *mask, values)?;
+            values = g.mul(values, mask)?;
+            share = steps::valid_share(g, loss, mask, ones)?;
+        }
+        let mut sample = loss.reduction().per_sample(g, values)?;
+        if let Some(share) = share {
+            sample = g.mul(sample, share)?;
+        }
+        if let Some(factor) = loss.ignored_factor(g, target, weight)? {
+            sample = g.mul(sample, factor)?;
+        }
+        Ok(sample)
+    }
+
+    /// Notes that the labels of a target are classes of a prediction, so that the host checks them.
+    fn check_labels(&mut self, target: NodeId, prediction: NodeId, ignored: Option<i64>) {
+        let at = self.values.named.iter().position(|(_, node)| *node == target);
+        let target = at.and_then(|at| at.checked_sub(self.step.inputs.len()));
+        if let Some(target) = target.filter(|i| self.step.targets[*i].1.dtype == DType::I32) {
+            let classes = self.ty(prediction).last();
+            self.recorded.labels.push((target, classes, ignored));
+        }
+    }
+
+    /// Takes the derivative of a loss by the trainable weights of some models, and updates these with an optimizer.
+    ///
+    /// The loss of the step is the mean of `loss` over the samples of the *global* batch, times their sample weights if
+    /// there are any; a value with several numbers per sample counts with their mean. Penalties of the weights' regularizers
+    /// are added. What is computed after this call sees the updated weights. What was computed before keeps its value.
+    /// The loss is reported under `name`.
+    ///
+    /// # Errors
+    /// If a name is unknown, `loss` has no value per sample, or it does not depend on the weights.
+    pub fn minimize(
+        &mut self,
+        name: &str,
+        loss: NodeId,
+        models: &[&str],
+        optimizer: &str,
+    ) -> Result<()> {
+        self.close()?;
+        let owner = || format!("loss '{name}'");
+        let ty = self.ty(loss);
+        if !ty.is_rows() || ty.dtype != DType::F32 {
+            let expected = "a float for every sample, not yet reduced over the batch";
+            return Err(Error::argument(owner(), "value", expected, ty.to_string()));
+        }
+        let optimizer = self.step.optimizer_index(optimizer)?;
+        let weights = self.trainable_weights(models)?;
+        if weights.is_empty() {
+            let expected = "trainable weights that a call before has used";
+            return Err(Error::argument(owner(), "models", expected, models.join(", ")));
+        }
+        let g = &mut self.low.graph;
+        let sample = g.mean_row(loss)?;
+        let weighted = g.mul(sample, self.values.sample_weight)?;
+        let sum = g.push(Op::SumRows, &[weighted])?;
+        let fetch = reduced_fetch(g, name.into(), sum)?;
+        let coefficient = g.mul(self.values.sample_weight, self.values.share)?;
+        self.recorded.phases.push(Phase { fetch, seed: (sample, coefficient), weights, optimizer });
+        self.open = Some(self.recorded.phases.len() - 1);
+        Ok(())
+    }
+
+    /// The weights of some models that are trainable, each once.
+    fn trainable_weights(&self, models: &[&str]) -> Result<Vec<ModelWeight>> {
+        let mut layers = vec![];
+        for model in models {
+            layers.extend(self.step.model(model)?.layers());
+        }
+        let params = self.low.graph.params();
+        let of_models = |w: &&ModelWeight| {
+            params[w.param.index()].trainable && layers.iter().any(|(_, l)| l.same(&w.layer))
+        };
+        Ok(self.low.weights.iter().filter(of_models).cloned().collect())
+    }
+
+    /// Reports the mean of a value over the samples, or a value that is the same for all samples, under a name.
+    ///
+    /// # Errors
+    /// If the value is a sum that is not reduced over the workers yet.
+    pub fn metric(&mut self, name: &str, value: NodeId) -> Result<()> {
+        let value = match self.ty(value).is_rows() {
+            true => value,
+            false => {
+                let value = self.low.graph.reshape(value, &[])?;
+                self.low.graph.mul(self.values.ones, value)?
+            }
+        };
+        self.push_metric(Box::new(StepMean::new(name)), value, value)
+    }
+
+    /// Reports a metric of targets and predictions.
+    ///
+    /// # Errors
+    /// If the metric does not match them.
+    pub fn track(
+        &mut self,
+        metric: impl Metric + 'static,
+        target: NodeId,
+        prediction: NodeId,
+    ) -> Result<()> {
+        metric.validate()?;
+        self.check_labels(target, prediction, None);
+        self.push_metric(Box::new(metric), target, prediction)
+    }
+
+    fn push_metric(
+        &mut self,
+        metric: Box<dyn Metric>,
+        target: NodeId,
+        prediction: NodeId,
+    ) -> Result<()> {
+        let g = &mut self.low.graph;
+        let mut weight = self.values.ones;
+        if let Some(mask) = self.masks.get(&prediction).filter(|_| metric.uses_mask()) {
+            let mut dims = g.ty(*mask).dims.clone();
+            dims.fill(1);
+            let of_row = g.reshape(weight, &dims)?;
+            weight = g.mul(of_row, *mask)?;
+        }
+        let state = metric.update(g, target, prediction, weight)?;
+        let fetch = reduced_fetch(g, format!("metric {}", metric.name()), state)?;
+        let state_len = metric.state_len(g.ty(prediction));
+        self.recorded.metrics.push((metric, state_len, fetch));
+        Ok(())
+    }
+
+    /// Applies the update of the last phase in the graph, so that what follows sees the new weights.
+    fn close(&mut self) -> Result<()> {
+        let Some(at) = self.open.take() else { return Ok(()) };
+        let turn = self.recorded.updates.iter();
+        let optimizer_index = self.recorded.phases[at].optimizer;
+        let turn = turn.filter(|update| update.optimizer == optimizer_index).count() as u64;
+        let optimizer = self.step.optimizer(optimizer_index, self.main);
+        let state = &self.step.optimizers[optimizer_index];
+        update::check_options(&state.name, optimizer)?;
+        let phase = &self.recorded.phases[at];
+        let slots = update::declare_slots(&mut self.low, optimizer, state, &phase.weights)?;
+        let update = Update { optimizer: optimizer_index, turn };
+        if self.training() {
+            let number = self.recorded.updates.len();
+            let arguments = UpdateArguments { phase, optimizer, slots, number };
+            let versions = &mut self.versions;
+            let gradients = update::apply(&mut self.low, arguments, versions)?;
+            self.recorded.gradients.extend(gradients);
+            // Later losses take what the step has computed so far as given, as Keras' steps do.
+            for at in 0..self.low.assigns.len() {
+                let (param, node) = self.low.assigns[at];
+                if self.versions.get(&param).and_then(|all| all.last()) == Some(&node) {
+                    continue;
+                }
+                let node = self.low.graph.stop_gradient(node)?;
+                self.low.assigns[at] = (param, node);
+                self.versions.entry(param).or_default().push(node);
+            }
+        }
+        self.recorded.updates.push(update);
+        Ok(())
+    }
+
+    /// Whether the executor's own update can apply the last phase: nothing else updates its weights or uses its optimizer.
+    fn main_phase(&self) -> Option<usize> {
+        let at = self.open?;
+        let phase = &self.recorded.phases[at];
+        let free = self.recorded.phases[..at].iter().all(|earlier| {
+            let same = |w: &ModelWeight| phase.weights.iter().any(|own| own.param == w.param);
+            earlier.optimizer != phase.optimizer && !earlier.weights.iter().any(same)
+        });
+        free.then_some(at)
+    }
+
+    /// Ends the description: the last phase becomes the update of the step if it can, and the graph is complete.
+    pub(super) fn finish(mut self) -> Result<(Lowering, Recorded)> {
+        if self.recorded.phases.is_empty() {
+            let expected = "one call of minimize or more";
+            return Err(Error::argument(self.step.owner(), "step", expected, "none"));
+        }
+        self.recorded.main = self.main_phase();
+        if self.recorded.main.is_none() {
+            self.close()?;
+        }
+        let mut all: Vec<ModelWeight> = vec![];
+        for weight in self.recorded.phases.iter().flat_map(|phase| &phase.weights) {
+            if !all.iter().any(|known| known.param == weight.param) {
+                all.push(weight.clone());
+            }
+        }
+        let node = steps::penalty(&mut self.low.graph, &all)?;
+        self.recorded.penalty = Some(Fetch { name: "penalty".into(), node });
+        let main = self.recorded.main.map(|at| &self.recorded.phases[at].weights);
+        for param in (0..self.low.graph.params().len() as u32).map(ParamId) {
+            if !main.is_some_and(|weights| weights.iter().any(|w| w.param == param)) {
+                self.low.graph.freeze(param);
+            }
+        }
+        Ok((self.low, self.recorded))
+    }
+}
+
+impl Metric for StepMean {
+    fn class_name(&self) -> &'static str {
+        "Mean"
+    }
+
+    fn config(&self) -> crate::registry::Config {
+        crate::registry::Config::new()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_name(&mut self, name: &str) {
+        self.name = name.into();
+    }
+
+    fn update(&self, g: &mut Graph, _: NodeId, value: NodeId, weight: NodeId) -> Result<NodeId> {
+        weighted_mean(self, g, value, weight)
+    }
+}

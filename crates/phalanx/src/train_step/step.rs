@@ -1,0 +1,242 @@
+//! A described training step: its models, optimizers and function, and the graphs that follow from them.
+
+use super::context::StepContext;
+use crate::error::{Error, Result};
+use crate::layer::{Layer, LayerContext, LayerHandle, ModelWeight, Outputs};
+use crate::metrics::Metric;
+use crate::model::steps::{self, Seeds};
+use crate::model::{Definition, StepKind};
+use crate::optimizers::Optimizer;
+use crate::registry::Config;
+use phalanx_graph::loss_scale::LossScale;
+use phalanx_graph::passes::{checked, fuse_epilogues};
+use phalanx_graph::{Fetch, NodeId, ParamId, Step, Type};
+use std::fmt;
+use std::sync::Arc;
+
+/// The function that describes a step.
+pub(super) type Body = Box<dyn Fn(&mut StepContext<'_>) -> Result<()> + Send + Sync>;
+
+/// An optimizer of a step, and its slots for the weights that it updates inside the graph.
+pub(crate) struct StepOptimizer {
+    pub name: String,
+    /// `None` if the session holds it.
+    pub optimizer: Option<Box<dyn Optimizer>>,
+    pub slots: LayerHandle,
+}
+
+impl StepOptimizer {
+    pub fn new(name: &str, optimizer: Box<dyn Optimizer>) -> StepOptimizer {
+        let slots = LayerHandle::new(Box::new(SlotWeights), Some(name.into()), false);
+        StepOptimizer { name: name.into(), optimizer: Some(optimizer), slots }
+    }
+
+    /// The name under which files of a run have the slots. It is that of no weight.
+    pub fn member(&self) -> String {
+        format!("@step/{}", self.name)
+    }
+}
+
+/// The layer that holds an optimizer's slots.
+#[derive(Debug)]
+struct SlotWeights;
+
+impl Layer for SlotWeights {
+    fn class_name(&self) -> &'static str {
+        "Optimizer"
+    }
+
+    fn config(&self) -> Config {
+        Config::new()
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
+        Err(cx.argument("call", "none", "one"))
+    }
+}
+
+/// One call of `minimize`.
+pub(crate) struct Phase {
+    /// The weighted sum of the loss over the samples.
+    pub fetch: Fetch,
+    /// The loss of each sample and its coefficient in the loss of the batch.
+    pub seed: (NodeId, NodeId),
+    pub weights: Vec<ModelWeight>,
+    /// Index of the optimizer.
+    pub optimizer: usize,
+}
+
+/// An update inside the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Update {
+    /// Index of the optimizer.
+    pub optimizer: usize,
+    /// How many updates of this optimizer the step has before this one.
+    pub turn: u64,
+}
+
+/// A metric, the length of its state, and its sums.
+type RecordedMetric = (Box<dyn Metric>, usize, Fetch);
+
+/// What a step function has asked for.
+#[derive(Default)]
+pub(crate) struct Recorded {
+    pub phases: Vec<Phase>,
+    pub updates: Vec<Update>,
+    /// The phase that the executor's own update applies.
+    pub main: Option<usize>,
+    pub metrics: Vec<RecordedMetric>,
+    pub penalty: Option<Fetch>,
+    /// The reduced gradients of the phases with updates inside the graph.
+    pub gradients: Vec<Fetch>,
+    /// Targets that are classes: the index of the target, the number of classes and the ignored one.
+    pub labels: Vec<(usize, usize, Option<i64>)>,
+}
+
+/// A mean that a step reports.
+#[derive(Debug)]
+pub(super) struct StepMean {
+    pub name: String,
+}
+
+impl StepMean {
+    pub fn new(name: &str) -> StepMean {
+        StepMean { name: name.into() }
+    }
+}
+
+/// A step that a program describes itself.
+pub(crate) struct CustomStep {
+    pub name: String,
+    pub inputs: Vec<(String, Type)>,
+    pub targets: Vec<(String, Type)>,
+    pub models: Vec<(String, Arc<Definition>)>,
+    pub optimizers: Vec<StepOptimizer>,
+    pub body: Body,
+    /// The updates inside the graph. The host computes their scalars.
+    pub updates: Vec<Update>,
+    /// The names of the losses.
+    pub losses: Vec<String>,
+}
+
+impl fmt::Debug for CustomStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CustomStep").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A step, and the parameters and constants that its graph declares.
+pub(crate) struct BuiltStep {
+    pub step: Step,
+    pub weights: Vec<ModelWeight>,
+    pub constants: Vec<(ParamId, Vec<f32>)>,
+    pub scaling: Option<LossScale>,
+    pub recorded: Recorded,
+}
+
+impl CustomStep {
+    pub(super) fn owner(&self) -> String {
+        format!("training step '{}'", self.name)
+    }
+
+    pub(super) fn model(&self, name: &str) -> Result<Arc<Definition>> {
+        let found = self.models.iter().find(|(known, _)| known == name);
+        found.map(|(_, def)| def.clone()).ok_or_else(|| Error::Unknown {
+            kind: "model of the training step",
+            name: name.into(),
+            known: self.models.iter().map(|(name, _)| name.clone()).collect(),
+        })
+    }
+
+    pub(super) fn optimizer_index(&self, name: &str) -> Result<usize> {
+        let found = self.optimizers.iter().position(|known| known.name == name);
+        found.ok_or_else(|| Error::Unknown {
+            kind: "optimizer of the training step",
+            name: name.into(),
+            known: self.optimizers.iter().map(|known| known.name.clone()).collect(),
+        })
+    }
+
+    /// An optimizer; `main` is the one that the session holds.
+    pub fn optimizer<'a>(
+        &'a self,
+        index: usize,
+        main: Option<&'a dyn Optimizer>,
+    ) -> &'a dyn Optimizer {
+        let own = self.optimizers[index].optimizer.as_deref();
+        own.or(main).expect("the session holds the optimizers that the step does not")
+    }
+
+    /// Runs the function and builds the step.
+    pub fn build(
+        &self,
+        kind: StepKind,
+        main: Option<&dyn Optimizer>,
+        synchronized: bool,
+    ) -> Result<BuiltStep> {
+        let mut cx = StepContext::new(self, main, kind, synchronized)?;
+        (self.body)(&mut cx)?;
+        let (mut low, mut recorded) = cx.finish()?;
+        let losses = recorded.phases.iter().map(|phase| &phase.fetch.name);
+        if !self.losses.is_empty() && !losses.clone().eq(&self.losses) {
+            let expected = format!("the losses of its first call: {}", self.losses.join(", "));
+            let received = losses.cloned().collect::<Vec<_>>().join(", ");
+            return Err(Error::argument(self.owner(), "step", expected, received));
+        }
+        let main_phase = recorded.main.map(|at| &recorded.phases[at]);
+        let optimizer = main_phase.map(|phase| self.optimizer(phase.optimizer, main));
+        let scaling = optimizer.and_then(|optimizer| optimizer.inner()).map(|(_, s)| s);
+        let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
+        let scaling = scaling.filter(|_| kind == StepKind::Train);
+        let (weights, constants) = (low.weights.clone(), std::mem::take(&mut low.constants));
+        let mut fetches: Vec<Fetch> = match kind {
+            StepKind::Gradients => std::mem::take(&mut recorded.gradients),
+            _ => {
+                let losses = recorded.phases.iter().map(|phase| phase.fetch.clone());
+                let metrics = recorded.metrics.iter().map(|(.., fetch)| fetch.clone());
+                losses.chain(recorded.penalty.clone()).chain(metrics).collect()
+            }
+        };
+        let step = match (kind, main_phase.zip(optimizer)) {
+            (StepKind::Train | StepKind::Gradients, Some((phase, optimizer))) => {
+                let seeds: Seeds = vec![phase.seed];
+                let fetches = std::mem::take(&mut fetches);
+                let step = steps::with_update(low, fetches, seeds, scaling, optimizer.rule())?;
+                if step.gradients.iter().all(|g| g.node.is_none()) {
+                    let expected = "a value that depends on the trainable weights of its models";
+                    let owner = format!("loss '{}'", phase.fetch.name);
+                    return Err(Error::argument(
+                        owner,
+                        "value",
+                        expected,
+                        "one that depends on none",
+                    ));
+                }
+                match kind {
+                    StepKind::Gradients => {
+                        steps::fetch_gradients(step, &format!("{}/", phase.fetch.name))?
+                    }
+                    _ => step,
+                }
+            }
+            (StepKind::Train | StepKind::Gradients | StepKind::Test, _) => {
+                let name = match kind {
+                    StepKind::Test => "test",
+                    StepKind::Gradients => "gradients",
+                    _ => "train",
+                };
+                let mut step = Step::new(name, low.graph);
+                step.fetches = fetches;
+                if kind == StepKind::Train {
+                    step.assigns = low.assigns;
+                }
+                checked("fuse_epilogues", fuse_epilogues(step))?
+            }
+            (StepKind::Predict, _) => {
+                let expected = "a model (predict with the models of the step)";
+                return Err(Error::argument(self.owner(), "predict", expected, "a training step"));
+            }
+        };
+        Ok(BuiltStep { step, weights, constants, scaling, recorded })
+    }
+}

@@ -1,0 +1,318 @@
+//! The builder of a training step, and the compiled step.
+
+use super::context::StepContext;
+use super::step::{BuiltStep, CustomStep, StepOptimizer};
+use crate::data::HostBatch;
+use crate::error::{Error, Result};
+use crate::history::History;
+use crate::model::{
+    Callee, Definition, Fit, Inference, Input, IntoDataset, Logs, Model, OptimizerArgument,
+    Session, StepKind,
+};
+use crate::optimizers::{self, LossScaleOptimizer};
+use crate::strategy::{MirroredStrategy, Policy};
+use crate::workers::MultiWorkerMirroredStrategy;
+use phalanx_exec::StepTimes;
+use phalanx_graph::Tensor;
+use phalanx_graph::profile::Profile;
+use phalanx_graph::program::Program;
+use phalanx_graph::update::SlotInit;
+use std::sync::Arc;
+
+/// The description of a training step. See [`train_step`](crate::train_step).
+pub struct TrainStep {
+    name: String,
+    inputs: Vec<(String, Input)>,
+    targets: Vec<(String, Input)>,
+    models: Vec<(String, Arc<Definition>)>,
+    optimizers: Vec<(String, OptimizerArgument)>,
+    strategy: MultiWorkerMirroredStrategy,
+    seed: u64,
+}
+
+impl TrainStep {
+    /// Creates a step without inputs and models. A saved run resumes in a step of the same name.
+    pub fn new(name: &str) -> TrainStep {
+        TrainStep {
+            name: name.into(),
+            inputs: vec![],
+            targets: vec![],
+            models: vec![],
+            optimizers: vec![],
+            strategy: MirroredStrategy::new().into(),
+            seed: 0,
+        }
+    }
+
+    /// Adds an input: the next of the data's inputs (`x`).
+    pub fn input(mut self, name: &str, input: Input) -> TrainStep {
+        self.inputs.push((name.into(), input.named(name)));
+        self
+    }
+
+    /// Adds a target: the next of the data's targets (`y`). Class indices are [`Input::integers`].
+    pub fn target(mut self, name: &str, target: Input) -> TrainStep {
+        self.targets.push((name.into(), target.named(name)));
+        self
+    }
+
+    /// Adds a model under a name. The step shares its weights.
+    pub fn model(mut self, name: &str, model: &Model) -> TrainStep {
+        self.models.push((name.into(), model.shared_definition()));
+        self
+    }
+
+    /// Adds an optimizer under a name, by value or by Keras' name.
+    pub fn optimizer(mut self, name: &str, optimizer: impl Into<OptimizerArgument>) -> TrainStep {
+        self.optimizers.push((name.into(), optimizer.into()));
+        self
+    }
+
+    /// Sets the devices that train, as [`Compile::strategy`](crate::model::Compile::strategy).
+    pub fn strategy(mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> TrainStep {
+        self.strategy = strategy.into();
+        self
+    }
+
+    /// Sets the seed of initial weights, shuffling and random numbers. The default is 0.
+    pub fn seed(mut self, seed: u64) -> TrainStep {
+        self.seed = seed;
+        self
+    }
+
+    /// Fails unless all names are plain and each occurs once.
+    fn check_names(&self) -> Result<()> {
+        let inputs = self.inputs.iter().chain(&self.targets).map(|(name, _)| name.as_str());
+        let models = self.models.iter().map(|(name, _)| name.as_str());
+        let optimizers = self.optimizers.iter().map(|(name, _)| name.as_str());
+        let kinds: [(&str, Vec<&str>); 3] = [
+            ("inputs and targets", inputs.collect()),
+            ("models", models.collect()),
+            ("optimizers", optimizers.collect()),
+        ];
+        for (kind, names) in kinds {
+            for (at, name) in names.iter().enumerate() {
+                let plain = !name.is_empty() && !name.contains(['/', '@']);
+                if !plain || names[..at].contains(name) {
+                    let expected = "each name once, without '/' and '@'";
+                    let owner = format!("training step '{}'", self.name);
+                    return Err(Error::argument(owner, kind, expected, name));
+                }
+            }
+        }
+        if self.inputs.is_empty() {
+            let owner = format!("training step '{}'", self.name);
+            return Err(Error::argument(owner, "inputs", "at least one", "none"));
+        }
+        Ok(())
+    }
+
+    /// Compiles the step that `step` describes. The function runs once for each program that is built, and must describe
+    /// the same step each time.
+    ///
+    /// # Errors
+    /// If a name is unknown or used twice, shapes do not match, a loss does not depend on the weights that should minimize
+    /// it, or `step` fails.
+    pub fn compile(
+        self,
+        step: impl Fn(&mut StepContext<'_>) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Trainer> {
+        self.check_names()?;
+        for (_, def) in &self.models {
+            Model::sharing(def).check_sizes()?;
+        }
+        let half = self.strategy.local().requested_policy() == Policy::MixedFloat16;
+        let several = self.optimizers.len() > 1;
+        let mut chosen = vec![];
+        for (name, optimizer) in self.optimizers {
+            let mut optimizer = match optimizer {
+                OptimizerArgument::Value(optimizer) => optimizer,
+                OptimizerArgument::Name(name) => optimizers::get(&name)?,
+            };
+            if half && several {
+                let expected = "mixed_bfloat16 or float32 for several optimizers";
+                let owner = format!("training step '{}'", self.name);
+                return Err(Error::argument(owner, "policy", expected, "mixed_float16"));
+            }
+            if half && optimizer.inner().is_none() {
+                optimizer = Box::new(LossScaleOptimizer::wrap(optimizer));
+            }
+            optimizer.validate()?;
+            chosen.push(StepOptimizer::new(&name, optimizer));
+        }
+        let types = |inputs: &[(String, Input)]| -> Vec<_> {
+            inputs.iter().map(|(name, input)| (name.clone(), input.ty())).collect()
+        };
+        let mut custom = CustomStep {
+            name: self.name.clone(),
+            inputs: types(&self.inputs),
+            targets: types(&self.targets),
+            models: self.models,
+            optimizers: chosen,
+            body: Box::new(step),
+            updates: vec![],
+            losses: vec![],
+        };
+        let synchronized = self.strategy.local().is_deterministic();
+        let built = custom.build(StepKind::Train, None, synchronized)?;
+        custom.updates.clone_from(&built.recorded.updates);
+        custom.losses =
+            built.recorded.phases.iter().map(|phase| phase.fetch.name.clone()).collect();
+        let members = custom.models.iter().map(|(n, def)| (n.clone(), Callee::Model(def.clone())));
+        let slots = custom.optimizers.iter().map(|o| (o.member(), Callee::Layer(o.slots.clone())));
+        let members = members.chain(slots).collect();
+        let inputs = self.inputs.into_iter().map(|(_, input)| input).collect();
+        let def = Arc::new(Definition::of_step(&self.name, inputs, members));
+        let model = Model::sharing(&def);
+        model.initialize(self.seed)?;
+        initialize_slots(&custom, &built)?;
+        let session = Session::custom(def, custom, built, self.strategy, self.seed)?;
+        Ok(Trainer { model: model.compiled(session) })
+    }
+}
+
+/// Slots that start as copies of their weights.
+fn initialize_slots(custom: &CustomStep, built: &BuiltStep) -> Result<()> {
+    for update in &built.recorded.updates {
+        let state = &custom.optimizers[update.optimizer];
+        let slots = custom.optimizer(update.optimizer, None).rule().slots;
+        let copies: Vec<String> = slots
+            .iter()
+            .filter(|slot| slot.init == SlotInit::Weight)
+            .map(|slot| format!("/{}", slot.name))
+            .collect();
+        for weight in
+            built.weights.iter().filter(|w| !copies.is_empty() && !w.layer.same(&state.slots))
+        {
+            weight.layer.sync_to_host()?;
+            let (name, values) = {
+                let weights = weight.layer.weights();
+                let weight_of = &weights[weight.index];
+                (format!("{}/{}", weight.layer_name, weight_of.spec.name), weight_of.values.clone())
+            };
+            for slot in state.slots.weights().iter_mut() {
+                if copies.iter().any(|copy| slot.spec.name == format!("{name}{copy}")) {
+                    slot.values.clone_from(&values);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A compiled training step. Its models share their weights with it.
+pub struct Trainer {
+    model: Model,
+}
+
+impl Trainer {
+    /// Returns the name of the step.
+    pub fn name(&self) -> &str {
+        self.model.name()
+    }
+
+    /// Trains with the step and returns its losses and metrics of every epoch.
+    ///
+    /// # Errors
+    /// As for [`Model::fit`]; and if gradients should be accumulated over batches although an optimizer updates inside the
+    /// graph.
+    pub fn fit(&mut self, data: impl IntoDataset, fit: Fit) -> Result<History> {
+        self.model.fit(data, fit)
+    }
+
+    /// Performs the step once on a batch, which is all of the data, and returns its losses and metrics.
+    ///
+    /// # Errors
+    /// If the data does not match the step.
+    pub fn train_on_batch(&mut self, data: impl IntoDataset) -> Result<Logs> {
+        let batch = self.batch(data)?;
+        self.model.train_on(&batch)
+    }
+
+    /// Returns losses and metrics over a dataset. Models are in inference mode, and nothing changes.
+    ///
+    /// # Errors
+    /// If the data does not match the step.
+    pub fn evaluate(&mut self, data: impl IntoDataset, arguments: Inference) -> Result<Logs> {
+        self.model.evaluate_with(data, arguments)
+    }
+
+    /// Returns the gradients of every phase on a batch, which is all of the data, under the names `loss/model/layer/weight`.
+    /// Later phases see the updates of earlier ones, as when the step runs, but no weight changes.
+    ///
+    /// # Errors
+    /// If the data does not match the step.
+    pub fn gradients(&mut self, data: impl IntoDataset) -> Result<Vec<(String, Tensor)>> {
+        let batch = self.batch(data)?;
+        self.model.gradients_on(&batch)
+    }
+
+    /// All samples as one batch.
+    fn batch(&mut self, data: impl IntoDataset) -> Result<HostBatch> {
+        self.model.whole_batch(data)
+    }
+
+    /// Returns the learning rate that the optimizer of the last phase has in the next step.
+    ///
+    /// # Errors
+    /// None in a compiled step.
+    pub fn learning_rate(&self) -> Result<f64> {
+        self.model.learning_rate()
+    }
+
+    /// Overrides the learning rate or schedule of the optimizer of the last phase from the next step on.
+    ///
+    /// # Errors
+    /// If the rate is negative or not finite.
+    pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
+        self.model.set_learning_rate(rate)
+    }
+
+    /// Returns the program of the step for a global batch of `batch_size`, as it would run; it can be printed.
+    ///
+    /// # Errors
+    /// If the batch size is 0, or `kind` is [`StepKind::Predict`].
+    pub fn program(&self, kind: StepKind, batch_size: usize) -> Result<Program> {
+        self.model.program(kind, batch_size)
+    }
+
+    /// Checks that all replicas hold the same weights and slots, bit for bit.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub fn check_mirrored(&self) -> Result<()> {
+        self.model.check_mirrored()
+    }
+
+    /// Returns the time spent in each phase of all steps since `compile`.
+    ///
+    /// # Errors
+    /// None in a compiled step.
+    pub fn times(&self) -> Result<StepTimes> {
+        self.model.times()
+    }
+
+    /// Starts or stops measuring every instruction. [`Trainer::profile`] returns the measurements.
+    ///
+    /// # Errors
+    /// None in a compiled step.
+    pub fn set_profiling(&mut self, on: bool) -> Result<()> {
+        self.model.set_profiling(on)
+    }
+
+    /// Returns time, arithmetic and bytes of every instruction of a step, or `None` if no such step has run.
+    ///
+    /// # Errors
+    /// None in a compiled step.
+    pub fn profile(&self, kind: StepKind) -> Result<Option<Profile>> {
+        self.model.profile(kind)
+    }
+
+    /// Returns the names of the devices.
+    ///
+    /// # Errors
+    /// None in a compiled step.
+    pub fn devices(&self) -> Result<Vec<String>> {
+        self.model.devices()
+    }
+}
