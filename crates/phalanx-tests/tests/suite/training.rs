@@ -6,6 +6,7 @@ use phalanx::callbacks::{Action, LambdaCallback};
 use phalanx::data::{Arrays, Dataset, HostBatch, ImageDataGenerator, Pixels, Samples};
 use phalanx::model::IntoDataset;
 use phalanx::prelude::*;
+use phalanx::train_step::{StepContext, TrainStep};
 use phalanx_testing::needs;
 
 /// 22 images of bytes minus their mean, with class labels.
@@ -157,4 +158,67 @@ fn resident_rows_match_the_batches_of_the_epoch() {
         }
         assert!(!picks.next(&mut picked).unwrap());
     }
+}
+
+/// The losses and final weights of a GAN: two models, two optimizers, random inputs.
+fn trained_gan(devices: &[&str]) -> (Vec<f64>, Vec<f32>) {
+    use phalanx::custom::Binary;
+    let generator = Sequential::new()
+        .add(Input::new([3]))
+        .add(Dense::new(8).activation("relu"))
+        .add(Dense::new(16).activation("tanh"))
+        .add(Reshape::new([4, 4, 1]))
+        .build()
+        .unwrap();
+    let discriminator = Sequential::new()
+        .add(Input::new([4, 4, 1]))
+        .add(Conv2D::new(3, 3).activation("leaky_relu"))
+        .add(Dropout::new(0.25))
+        .add(Flatten::new())
+        .add(Dense::new(1))
+        .build()
+        .unwrap();
+    let mut gan = TrainStep::new("gan")
+        .input("images", Input::new([4, 4, 1]))
+        .model("generator", &generator)
+        .model("discriminator", &discriminator)
+        .optimizer("d", Adam::new(0.01).clipnorm(1.0))
+        .optimizer("g", RMSprop::new(0.01))
+        .strategy(strategy_on(devices).unwrap().threads(1))
+        .compile(|cx| {
+            let judge = |cx: &mut StepContext<'_>, logits, real: f64| {
+                let ones = cx.graph().binary(Binary::Eq, logits, logits)?;
+                let target = cx.graph().scale(ones, real)?;
+                cx.loss(&BinaryCrossentropy::default().from_logits(true), target, logits)
+            };
+            let z = cx.random_normal(&[3])?;
+            let (real, fake) = (cx.input("images")?, cx.call("generator", &[z])?);
+            let (of_real, of_fake) =
+                (cx.call("discriminator", &[real])?, cx.call("discriminator", &[fake])?);
+            let (of_real, of_fake) = (judge(cx, of_real, 1.0)?, judge(cx, of_fake, 0.0)?);
+            let loss = cx.graph().add(of_real, of_fake)?;
+            cx.minimize("d_loss", loss, &["discriminator"], "d")?;
+            let z = cx.random_normal(&[3])?;
+            let fake = cx.call("generator", &[z])?;
+            let logits = cx.call("discriminator", &[fake])?;
+            let loss = judge(cx, logits, 1.0)?;
+            cx.minimize("g_loss", loss, &["generator"], "g")
+        })
+        .unwrap();
+    let pixels = (0..7 * 16).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as f32 / 255.0);
+    let x = Tensor::new([7, 4, 4, 1], pixels.collect::<Vec<f32>>()).unwrap();
+    let fit = Fit::new().epochs(2).batch_size(4).verbose(0);
+    let history = gan.fit(&x, fit).unwrap();
+    gan.check_mirrored().unwrap();
+    let losses = ["d_loss", "g_loss"].iter().flat_map(|name| history.get(name).unwrap().to_vec());
+    let weights = [generator.get_weights().unwrap(), discriminator.get_weights().unwrap()].concat();
+    (losses.collect(), weights.iter().flat_map(|w| w.f32().unwrap().to_vec()).collect())
+}
+
+#[needs(gxx)]
+#[test]
+fn a_step_of_two_models_trains_as_on_the_cpu() {
+    let cpu = trained_gan(&["cpu:0"]);
+    assert_close(&trained_gan(&["gpu:0"]), &cpu);
+    assert_close(&trained_gan(&["gpu:0/0", "gpu:0/1", "gpu:1"]), &cpu);
 }

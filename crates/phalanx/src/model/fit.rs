@@ -356,6 +356,28 @@ impl Model {
         })
     }
 
+    /// Updates the weights with gradients, as Keras' `optimizer.apply`. There must be one for each trainable weight, named
+    /// as [`Model::gradients`] names them. They count as those of the global batch, and workers must pass the same.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let mut model = Sequential::new().add(Input::new([2])).add(Dense::new(1)).build()?;
+    /// model.compile(Compile::new(SGD::new(0.1)).loss("mse"))?;
+    /// let (x, y) = (Tensor::new([1, 2], vec![1.0, 2.0])?, Tensor::new([1, 1], vec![1.0])?);
+    /// let gradients = model.gradients(&x, &y)?;
+    /// model.apply_gradients(&gradients)?; // the same as model.train_on_batch(&x, &y)
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a gradient is missing or has another shape, or the optimizer scales the loss or accumulates gradients.
+    pub fn apply_gradients(&mut self, gradients: &[(String, Tensor)]) -> Result<()> {
+        let session = self.session("apply_gradients")?;
+        session.weights.take_ownership();
+        session.apply_gradients(gradients)
+    }
+
     /// Returns the program of a step for a global batch of `batch_size`, as it would run; it can be printed.
     pub fn program(&self, kind: StepKind, batch_size: usize) -> Result<Program> {
         if batch_size == 0 {

@@ -303,6 +303,24 @@ pub(crate) fn predict(l: Lowered) -> Step {
     fuse_epilogues(step)
 }
 
+/// Builds the step that updates weights with gradients from the host. A gradient is the only row of a batch, so the sum
+/// over the rows of all workers is the gradient itself.
+pub(crate) fn apply(params: &[ParamSpec], trained: &[ParamId], rule: UpdateRule) -> Result<Step> {
+    let mut step = Step::new("apply_gradients", Graph::new());
+    for spec in params {
+        step.graph.add_param(&spec.name, &spec.dims, spec.trainable);
+    }
+    for param in trained {
+        let spec = &params[param.index()];
+        let feed = step.graph.add_feed(&spec.name, Type::rows(spec.dims.clone()));
+        let row = step.graph.feed(feed);
+        let node = Some(step.graph.push(Op::SumRows, &[row])?);
+        step.gradients.push(Gradient { param: *param, node, l1: 0.0, l2: 0.0 });
+    }
+    step.update = Some(rule);
+    Ok(checked("apply", step)?)
+}
+
 /// Builds the step that projects constrained weights after an update; `None` if no weight is constrained.
 pub(crate) fn constraints(params: &[ParamSpec], weights: &[ModelWeight]) -> Result<Option<Step>> {
     // The parameters are those of the other steps; there are no feeds.

@@ -101,7 +101,6 @@ pub(super) fn apply(
     versions: &HashMap<ParamId, Vec<NodeId>>,
 ) -> Result<Vec<Fetch>> {
     let UpdateArguments { phase, optimizer, slots, number } = arguments;
-    let outer = low.graph.enter(&format!("update of {}", phase.fetch.name));
     let gradients = gradients(low, phase, versions)?;
     let rule = optimizer.rule();
     let feed = Type::mirrored([rule.scalars.max(1)]);
@@ -138,11 +137,11 @@ pub(super) fn apply(
             low.assign(*slot, value);
         }
     }
-    low.graph.enter(&outer);
+    low.graph.enter("");
     Ok(fetches)
 }
 
-/// The reduced gradients of a phase by its weights, with their penalties.
+/// The reduced gradients of a phase by its weights, with their penalties. Further nodes belong to the update.
 fn gradients(
     low: &mut Lowering,
     phase: &Phase,
@@ -163,6 +162,7 @@ fn gradients(
     }
     let nodes: Vec<NodeId> = sources.iter().map(|(_, node)| *node).collect();
     let partials = autodiff::gradients(g, &[phase.seed], &nodes)?;
+    g.enter(&format!("update of {}", phase.fetch.name));
     let mut out = vec![];
     for weight in &phase.weights {
         let mut sum: Option<NodeId> = None;

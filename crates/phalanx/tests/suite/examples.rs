@@ -10,8 +10,16 @@ use phalanx::prelude::*;
 mod augment;
 #[path = "../../examples/program.rs"]
 mod compiled_program;
+#[path = "../../examples/contrastive.rs"]
+mod contrastive;
+#[path = "../../examples/custom_layer.rs"]
+mod custom_layer;
+#[path = "../../examples/distillation.rs"]
+mod distillation;
 #[path = "../../examples/functional.rs"]
 mod functional;
+#[path = "../../examples/gan.rs"]
+mod gan;
 #[path = "../../examples/hello.rs"]
 mod hello;
 #[path = "../../examples/minigooglenet_cifar10.rs"]
@@ -135,6 +143,37 @@ fn the_program_prints_forward_backward_and_update() {
         assert!(text.contains(part), "no {part} in\n{text}");
     }
     assert!(program.device_bytes() > 0);
+}
+
+#[test]
+fn a_custom_layer_loss_and_metric_are_trained_saved_and_loaded() {
+    let directory = tempfile::tempdir().unwrap();
+    let (before, after) = custom_layer::run(&directory.path().join("model.keras")).unwrap();
+    assert_eq!(before, after);
+    let coverage = before.get("coverage").unwrap();
+    assert!((coverage - 0.9).abs() < 0.06, "{before}");
+}
+
+#[test]
+fn the_gan_draws_images_as_bright_as_the_real_ones() {
+    let (real, fake, history) = gan::run(512, 10, MirroredStrategy::new()).unwrap();
+    assert!((real - fake).abs() < 0.2, "{real} {fake}");
+    let names: Vec<&str> = history.names().collect();
+    assert_eq!(names, ["d_loss", "g_loss", "lr"]);
+    assert!(history.last("d_loss").unwrap() > 0.05 && history.last("g_loss").unwrap().is_finite());
+}
+
+#[test]
+fn the_student_learns_from_the_teacher() {
+    let (teacher, student) = distillation::run(&digits(2000).unwrap(), 3).unwrap();
+    assert!(teacher > 0.85 && student > 0.75, "{teacher} {student}");
+}
+
+#[test]
+fn the_siamese_network_tells_pairs_apart_on_two_replicas() {
+    let strategy = MirroredStrategy::with_devices(["cpu:0", "cpu:1"]).unwrap();
+    let accuracy = contrastive::run(&digits(1500).unwrap(), 5, strategy).unwrap();
+    assert!(accuracy > 0.75, "{accuracy}");
 }
 
 #[test]

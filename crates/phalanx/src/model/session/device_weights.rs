@@ -64,6 +64,11 @@ impl DeviceWeights {
         DeviceWeights { executor, store, all: weights, layers, trained, loss_scale }
     }
 
+    /// The weights that the optimizer updates.
+    pub fn trained(&self) -> &[ParamId] {
+        &self.trained
+    }
+
     /// Whether the optimizer updates a weight.
     pub fn is_trained(&self, param: ParamId) -> bool {
         self.trained.contains(&param)

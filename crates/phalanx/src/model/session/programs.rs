@@ -94,6 +94,8 @@ pub(super) struct LoadedPrograms {
     programs: [Option<LoadedProgram>; 5],
     /// Projects constrained weights after an update, if any weight is constrained.
     pub constraints: Option<ProgramId>,
+    /// Applies gradients from the host, once any were.
+    pub apply: Option<ProgramId>,
     /// Whether every instruction is measured.
     pub profiling: bool,
 }

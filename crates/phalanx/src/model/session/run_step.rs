@@ -5,10 +5,12 @@ use super::{Accumulation, Session, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::layer::lock;
+use crate::model::steps;
 use phalanx_exec::{Batch, ExecError, Executor, FeedData, ProgramId};
 use phalanx_graph::program::FetchPlan;
-use phalanx_graph::{Data, Tensor};
+use phalanx_graph::{Data, ParamId, Program, Tensor};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A step in flight.
 #[derive(Debug, Default)]
@@ -154,6 +156,55 @@ impl Session {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
         fetches.zip(&self.fetched).map(tensor).collect()
+    }
+
+    /// Updates the trained weights with gradients by their names, which must be all of them.
+    pub(crate) fn apply_gradients(&mut self, gradients: &[(String, Tensor)]) -> Result<()> {
+        let owner = "apply_gradients";
+        let optimizer = &self.objective.optimizer;
+        if optimizer.inner().is_some() || optimizer.common().gradient_accumulation_steps.is_some() {
+            let expected = "one without loss scaling and gradient accumulation";
+            return Err(Error::argument(owner, "optimizer", expected, optimizer.class_name()));
+        }
+        let trained = self.weights.trained().to_vec();
+        let specs = self.program(StepKind::Train, 1)?.params().to_vec();
+        let name = |param: &ParamId| specs[param.index()].name.as_str();
+        if gradients.len() != trained.len() {
+            let expected = format!("{}, one for each trainable weight", trained.len());
+            return Err(Error::argument(owner, "gradients", expected, gradients.len()));
+        }
+        let mut values = vec![];
+        for param in &trained {
+            let found = gradients.iter().find(|(known, _)| known == name(param));
+            let dims = &specs[param.index()].dims;
+            let found = found.and_then(|(_, t)| t.f32().filter(|_| t.dims() == dims));
+            let expected = || format!("'{}' of shape {dims:?}", name(param));
+            let missing = || Error::argument(owner, "gradients", expected(), "none such");
+            values.push(found.ok_or_else(missing)?);
+        }
+        let id = match self.loaded.apply {
+            Some(id) => id,
+            None => {
+                let step = steps::apply(&specs, &trained, self.objective.optimizer.rule())?;
+                let program = Program::compile(step, self.options(1))?;
+                let id = lock(&self.executor).load(Arc::new(program))?;
+                *self.loaded.apply.insert(id)
+            }
+        };
+        let here = !self.shard().rows(1).is_empty();
+        let feeds: Vec<FeedData<'_>> =
+            values.iter().map(|row| FeedData::F32(if here { row } else { &[] })).collect();
+        let scalars = self.state.scalars(&*self.objective.optimizer, 0);
+        let (seed, step) = (self.state.seed, self.state.steps);
+        let batch =
+            Batch { rows: 1, feeds: &feeds, seed, step, scalars: &scalars, ..Batch::default() };
+        lock(&self.executor).run(id, &batch, &mut vec![])?;
+        self.state.advance(None);
+        self.state.updates += 1;
+        if let Some(id) = self.loaded.constraints {
+            lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
+        }
+        Ok(())
     }
 
     /// Runs the model on a batch; returns one vector per output.
