@@ -33,7 +33,7 @@ fn discs(count: usize) -> Result<Tensor> {
             pixels.push(if distance < 2.0 { 0.9 } else { -0.9 });
         }
     }
-    Tensor::new([count, SIDE, SIDE, 1], pixels)
+    Ok(Tensor::new([count, SIDE, SIDE, 1], pixels)?)
 }
 
 fn generator() -> Result<Model> {
@@ -42,7 +42,7 @@ fn generator() -> Result<Model> {
         .add(Input::new([LATENT]))
         .add(Dense::new(2 * 2 * 16).use_bias(false))
         .add(BatchNormalization::new())
-        .add(LeakyReLU::new(0.2))
+        .add(LeakyReLU::new().negative_slope(0.2))
         .add(Reshape::new([2, 2, 16]))
         .add(Conv2DTranspose::new(8, 4).strides(2).padding("same").activation("relu"))
         .add(Conv2DTranspose::new(1, 4).strides(2).padding("same").activation("tanh"))
