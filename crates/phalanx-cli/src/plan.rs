@@ -17,6 +17,7 @@ use std::sync::Arc;
 pub fn run(args: &Plan) -> Result<()> {
     let devices = devices(args)?;
     let spec = ModelSpec::from_arg(&args.model, None)?;
+    spec.give_sizes(&args.shapes)?;
     let batch = args.batch.global(spec.default_batch_size(), devices.replicas)?;
     let strategy = MirroredStrategy::cpus(1)?.policy(args.precision.policy());
     let backend = devices.kind.backend()?;

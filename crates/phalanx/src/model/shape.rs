@@ -44,7 +44,7 @@ impl Shape {
     }
 
     /// Returns the sizes of samples of these dimensions. As in Keras, a last axis of size one may be missing or added.
-    pub(crate) fn sizes_of(&self, dims: &[usize]) -> Option<Vec<usize>> {
+    pub fn sizes_of(&self, dims: &[usize]) -> Option<Vec<usize>> {
         let mut sizes = dims.to_vec();
         if sizes.len() + 1 == self.0.len() {
             sizes.push(1);

@@ -50,15 +50,6 @@ fn check(path: &Path) -> std::result::Result<(), String> {
     let said = |e: phalanx::Error| e.to_string();
     let tensors = tensors(&path.with_extension("safetensors"));
     let (x, y, p) = (numbered(&tensors, 'x'), numbered(&tensors, 'y'), numbered(&tensors, 'p'));
-    let load_model = |path: &Path| {
-        let shapes = x.iter().map(|x| x.dims()[1..].to_vec());
-        let open = phalanx::saving::load_model(path)?.has_open_sizes();
-        if open {
-            Load::new().input_shapes(shapes).model(path)
-        } else {
-            phalanx::saving::load_model(path)
-        }
-    };
     let mut model = load_model(path).map_err(said)?;
     let ask = |model: &mut Model, what: &str| {
         let arrays = Arrays::new(x.clone(), ()).map_err(said)?;

@@ -450,4 +450,6 @@ impl Epoch for PipelineEpoch {
 }
 
 #[cfg(test)]
+mod ragged_tests;
+#[cfg(test)]
 mod tests;
