@@ -81,6 +81,7 @@ const MAX_DEPTH: usize = 1000;
 impl Job {
     fn new(args: &Bench, context: &RunContext) -> Result<Job> {
         let spec = ModelSpec::from_arg(&args.model, None)?;
+        spec.give_sizes(&args.shapes)?;
         if args.data.is_some() && !spec.takes_images() {
             bail!("--data: expected a network on images, received {}", spec.name());
         }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 pub fn run(args: &Plan) -> Result<()> {
     let devices = devices(args)?;
     let spec = ModelSpec::from_arg(&args.model, None)?;
+    spec.give_sizes(&args.shapes)?;
     let batch = args.batch.global(spec.default_batch_size(), devices.replicas)?;
     let mut strategy = MirroredStrategy::cpus(1)?;
     let backend = devices.kind.backend()?;

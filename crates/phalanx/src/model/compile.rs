@@ -318,7 +318,6 @@ impl Model {
     /// # Errors
     /// If a name is unknown, an option is out of range, or a loss or metric does not match its output.
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
-        self.check_sizes()?;
         self.def.check_policies()?;
         let resolved = compile.resolve(self.def.outputs.len(), self.def.dtype_policy())?;
         // Every replica has its own copy of the weights. They count if replicas share the machine's memory.

@@ -305,12 +305,13 @@ impl Model {
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
         session.checks.origin = BatchOrigin::Batch;
+        let mut staged = false;
         for step in 0..steps {
             tally = session.objective.tally();
             let accumulation = session.optimizer_accumulation();
-            let started = session.start(StepKind::Train, &batch, accumulation, step > 0)?;
+            let started = session.start(StepKind::Train, &batch, accumulation, staged)?;
             if step + 1 < steps {
-                session.stage(StepKind::Train, &batch)?;
+                staged = session.stage(StepKind::Train, &batch)?;
             }
             session.finish(started, &mut tally)?;
             after_steps(1);
@@ -334,7 +335,7 @@ impl Model {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
         }
         let program =
-            self.with_planner("program", kind, |session| session.program(kind, batch_size))?;
+            self.with_planner("program", kind, |session, step| session.program(step, batch_size))?;
         Ok(Arc::unwrap_or_clone(program))
     }
 

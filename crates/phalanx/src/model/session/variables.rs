@@ -1,6 +1,6 @@
 //! The optimizer's state as Keras' variables, in Keras' order.
 
-use super::{Session, StepKind, lock};
+use super::{Session, lock};
 use crate::error::{Error, Result};
 use crate::layer::ModelWeight;
 use crate::saving::{Training, TrainingState, Variable, layers_in_order};
@@ -212,7 +212,7 @@ impl Session {
             let dims: Vec<Vec<usize>> =
                 trained.iter().map(|w| w.layer.weights()[w.index].spec.dims.clone()).collect();
             check(&kinds, &dims, &found)?;
-            self.ensure_loaded(StepKind::Train, 1)?;
+            self.prepare_training(1)?;
             let mut executor = lock(&self.executor);
             for (kind, tensor) in kinds.iter().zip(found) {
                 let values = tensor.f32().unwrap_or_default();
