@@ -40,7 +40,7 @@ pub fn run(digits: &datasets::Split, epochs: usize) -> Result<(f64, f64)> {
     let student = network(16)?;
     let mut distillation = TrainStep::new("distillation")
         .input("images", Input::new([28, 28, 1]))
-        .target("labels", Input::new([]).integers())
+        .labels("labels")
         .model("teacher", &teacher)
         .model("student", &student)
         .optimizer("adam", Adam::default())

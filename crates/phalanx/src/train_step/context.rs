@@ -7,12 +7,14 @@ use crate::layer::{Lowering, ModelWeight, Operand};
 use crate::layers::noise::box_muller;
 use crate::losses::{Loss, Reduction};
 use crate::metrics::{Metric, weighted_mean};
-use crate::model::StepKind;
 use crate::model::steps::{self, reduced_fetch};
+use crate::model::{Definition, StepKind};
 use crate::optimizers::Optimizer;
 use phalanx_graph::ops::Binary;
+use phalanx_graph::program::Policy;
 use phalanx_graph::{DType, Fetch, Graph, NodeId, Op, ParamId, Type};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// What a step function describes a step with. Values are nodes of a [`Graph`]; nothing is computed while the function
 /// runs. See [`TrainStep`](super::TrainStep).
@@ -51,6 +53,8 @@ impl<'a> StepContext<'a> {
     ) -> Result<StepContext<'a>> {
         let mut low = Lowering::new(kind != StepKind::Test);
         low.synchronized = synchronized;
+        let mixed = |(_, def): &(String, Arc<Definition>)| def.dtype_policy() != Policy::Float32;
+        low.mixed = step.models.iter().any(mixed);
         let g = &mut low.graph;
         let mut named = vec![];
         for (name, ty) in step.inputs.iter().chain(&step.targets) {
@@ -155,9 +159,12 @@ impl<'a> StepContext<'a> {
             ));
         }
         for (i, node) in inputs.iter().enumerate() {
-            let (expected, received) = (def.input(i).ty(), self.ty(*node));
-            if expected != *received {
-                let (expected, received) = (expected.to_string(), received.to_string());
+            let (input, received) = (def.input(i), self.ty(*node));
+            let sizes = input.known_shape().sizes_of(&received.dims);
+            if sizes.is_none_or(|sizes| input.ty(&sizes) != *received) {
+                let expected = format!("rows {} {}", input.dtype, input.known_shape());
+                let received =
+                    format!("{} {} {}", received.space, received.dtype, received.shape_text());
                 let what = format!("input '{}'", def.input_name(i));
                 return Err(Error::argument(owner(), what, expected, received));
             }

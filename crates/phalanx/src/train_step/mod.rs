@@ -69,5 +69,5 @@ mod trainer;
 mod update;
 
 pub use context::StepContext;
-pub(crate) use step::{BuiltStep, CustomStep, Update};
+pub(crate) use step::{BuiltCustomStep, CustomStep, Update};
 pub use trainer::{TrainStep, Trainer};

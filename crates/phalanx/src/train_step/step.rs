@@ -126,7 +126,7 @@ impl fmt::Debug for CustomStep {
 }
 
 /// A step, and the parameters and constants that its graph declares.
-pub(crate) struct BuiltStep {
+pub(crate) struct BuiltCustomStep {
     pub step: Step,
     pub weights: Vec<ModelWeight>,
     pub constants: Vec<(ParamId, Vec<f32>)>,
@@ -173,7 +173,7 @@ impl CustomStep {
         kind: StepKind,
         main: Option<&dyn Optimizer>,
         synchronized: bool,
-    ) -> Result<BuiltStep> {
+    ) -> Result<BuiltCustomStep> {
         let mut cx = StepContext::new(self, main, kind, synchronized)?;
         (self.body)(&mut cx)?;
         let (mut low, mut recorded) = cx.finish()?;
@@ -237,6 +237,6 @@ impl CustomStep {
                 return Err(Error::argument(self.owner(), "predict", expected, "a training step"));
             }
         };
-        Ok(BuiltStep { step, weights, constants, scaling, recorded })
+        Ok(BuiltCustomStep { step, weights, constants, scaling, recorded })
     }
 }

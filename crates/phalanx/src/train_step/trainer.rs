@@ -1,13 +1,13 @@
 //! The builder of a training step, and the compiled step.
 
 use super::context::StepContext;
-use super::step::{BuiltStep, CustomStep, StepOptimizer};
+use super::step::{BuiltCustomStep, CustomStep, StepOptimizer};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::model::{
     Callee, Definition, Fit, Inference, Input, IntoDataset, Logs, Model, OptimizerArgument,
-    Session, StepKind,
+    Session, Shape, StepKind,
 };
 use crate::optimizers::{self, LossScaleOptimizer};
 use crate::strategy::{MirroredStrategy, Policy};
@@ -50,10 +50,15 @@ impl TrainStep {
         self
     }
 
-    /// Adds a target: the next of the data's targets (`y`). Class indices are [`Input::integers`].
+    /// Adds a target: the next of the data's targets (`y`).
     pub fn target(mut self, name: &str, target: Input) -> TrainStep {
         self.targets.push((name.into(), target.named(name)));
         self
+    }
+
+    /// Adds a target of class indices, one per sample.
+    pub fn labels(self, name: &str) -> TrainStep {
+        self.target(name, Input::new(Shape::default()).integers())
     }
 
     /// Adds a model under a name. The step shares its weights.
@@ -100,6 +105,12 @@ impl TrainStep {
                 }
             }
         }
+        let all = self.inputs.iter().chain(&self.targets);
+        if let Some((name, input)) = all.clone().find(|(_, input)| input.known_shape().is_open()) {
+            let owner = format!("training step '{}'", self.name);
+            let received = input.known_shape().to_string();
+            return Err(Error::argument(owner, format!("input '{name}'"), "known sizes", received));
+        }
         if self.inputs.is_empty() {
             let owner = format!("training step '{}'", self.name);
             return Err(Error::argument(owner, "inputs", "at least one", "none"));
@@ -118,10 +129,10 @@ impl TrainStep {
         step: impl Fn(&mut StepContext<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Trainer> {
         self.check_names()?;
-        for (_, def) in &self.models {
-            Model::sharing(def).check_sizes()?;
-        }
-        let half = self.strategy.local().requested_policy() == Policy::MixedFloat16;
+        let def = Definition::of_step(&self.name, vec![], models_of(&self.models));
+        def.check_policies()?;
+        let requested = self.strategy.local().requested_policy();
+        let half = requested.unwrap_or(def.dtype_policy()) == Policy::MixedFloat16;
         let several = self.optimizers.len() > 1;
         let mut chosen = vec![];
         for (name, optimizer) in self.optimizers {
@@ -141,7 +152,8 @@ impl TrainStep {
             chosen.push(StepOptimizer::new(&name, optimizer));
         }
         let types = |inputs: &[(String, Input)]| -> Vec<_> {
-            inputs.iter().map(|(name, input)| (name.clone(), input.ty())).collect()
+            let sizes = |input: &Input| input.known_shape().with_open(1);
+            inputs.iter().map(|(name, input)| (name.clone(), input.ty(&sizes(input)))).collect()
         };
         let mut custom = CustomStep {
             name: self.name.clone(),
@@ -158,7 +170,7 @@ impl TrainStep {
         custom.updates.clone_from(&built.recorded.updates);
         custom.losses =
             built.recorded.phases.iter().map(|phase| phase.fetch.name.clone()).collect();
-        let members = custom.models.iter().map(|(n, def)| (n.clone(), Callee::Model(def.clone())));
+        let members = models_of(&custom.models).into_iter();
         let slots = custom.optimizers.iter().map(|o| (o.member(), Callee::Layer(o.slots.clone())));
         let members = members.chain(slots).collect();
         let inputs = self.inputs.into_iter().map(|(_, input)| input).collect();
@@ -171,8 +183,13 @@ impl TrainStep {
     }
 }
 
+/// The models as members of a structure.
+fn models_of(models: &[(String, Arc<Definition>)]) -> Vec<(String, Callee)> {
+    models.iter().map(|(name, def)| (name.clone(), Callee::Model(def.clone()))).collect()
+}
+
 /// Slots that start as copies of their weights.
-fn initialize_slots(custom: &CustomStep, built: &BuiltStep) -> Result<()> {
+fn initialize_slots(custom: &CustomStep, built: &BuiltCustomStep) -> Result<()> {
     for update in &built.recorded.updates {
         let state = &custom.optimizers[update.optimizer];
         let slots = custom.optimizer(update.optimizer, None).rule().slots;

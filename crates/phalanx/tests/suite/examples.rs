@@ -156,7 +156,7 @@ fn a_custom_layer_loss_and_metric_are_trained_saved_and_loaded() {
 
 #[test]
 fn the_gan_draws_images_as_bright_as_the_real_ones() {
-    let (real, fake, history) = gan::run(512, 10, MirroredStrategy::new()).unwrap();
+    let (real, fake, history) = gan::run(1024, 20, MirroredStrategy::new()).unwrap();
     assert!((real - fake).abs() < 0.2, "{real} {fake}");
     let names: Vec<&str> = history.names().collect();
     assert_eq!(names, ["d_loss", "g_loss", "lr"]);
@@ -172,7 +172,7 @@ fn the_student_learns_from_the_teacher() {
 #[test]
 fn the_siamese_network_tells_pairs_apart_on_two_replicas() {
     let strategy = MirroredStrategy::with_devices(["cpu:0", "cpu:1"]).unwrap();
-    let accuracy = contrastive::run(&digits(1500).unwrap(), 5, strategy).unwrap();
+    let accuracy = contrastive::run(&digits(1500).unwrap(), 12, strategy).unwrap();
     assert!(accuracy > 0.75, "{accuracy}");
 }
 

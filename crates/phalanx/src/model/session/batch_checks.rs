@@ -2,6 +2,7 @@
 
 use super::indices::Lookup;
 use super::run_step::feed;
+use super::shapes::BatchShape;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::losses;
@@ -33,10 +34,10 @@ impl fmt::Display for BatchOrigin {
 /// The requirements that a batch must meet.
 pub(crate) struct BatchChecks {
     pub(super) def: Arc<Definition>,
-    /// The target type of each loss.
-    pub(super) targets: Vec<Type>,
-    /// The number of classes that the labels of each target are from, if it is known.
-    pub(super) classes: Vec<Option<usize>>,
+    /// The element type of each loss' target.
+    pub(super) target_dtypes: Vec<DType>,
+    /// The number of classes that the labels of each target of a custom step are from, if it is known.
+    pub(super) custom_classes: Option<Vec<Option<usize>>>,
     /// The class that each loss ignores, if any. Its labels need not be numbers of classes.
     pub(super) ignored_classes: Vec<Option<i64>>,
     pub(super) output_names: Vec<String>,
@@ -54,7 +55,7 @@ impl BatchChecks {
 
     /// Returns the element types of the targets.
     pub(crate) fn target_dtypes(&self) -> Vec<DType> {
-        self.targets.iter().map(|t| t.dtype).collect()
+        self.target_dtypes.clone()
     }
 
     /// Fails unless the number of inputs or targets is `expected`.
@@ -81,12 +82,12 @@ impl BatchChecks {
         Err(Error::argument(owner, what, text(ty, rows), text(&received, t.rows())))
     }
 
-    /// Checks a batch against the model.
-    pub(super) fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
+    /// Checks a batch of a shape against the model.
+    pub(super) fn check(&self, batch: &HostBatch, shape: &BatchShape, targets: bool) -> Result<()> {
         let rows = batch.local_len();
         self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
         for (i, t) in batch.inputs.iter().enumerate() {
-            let ty = self.def.input(i).ty();
+            let ty = self.def.input(i).ty(&shape.inputs[i]);
             self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
         }
         // Row numbers count over all workers.
@@ -94,17 +95,21 @@ impl BatchChecks {
         if !self.lookups.is_empty() {
             let origin = self.origin.to_string();
             for (i, t) in batch.inputs.iter().enumerate() {
-                self.check_indices(i, feed(t, &(0..rows)), first, &origin)?;
+                self.check_indices(i, (feed(t, &(0..rows)), t.row_len()), first, &origin)?;
             }
         }
         if !targets {
             return Ok(());
         }
-        self.check_count("targets", self.targets.len(), batch.targets.len())?;
+        self.check_count("targets", shape.targets.len(), batch.targets.len())?;
         for (i, t) in batch.targets.iter().enumerate() {
             let what = format!("target of '{}'", self.output_names[i]);
-            self.check_rows(what, &self.targets[i], t, rows)?;
-            self.check_labels(i, t, 0..rows, first, &self.origin)?;
+            self.check_rows(what, &shape.targets[i], t, rows)?;
+            let classes = match &self.custom_classes {
+                Some(classes) => classes[i],
+                None => Some(shape.outputs[i].last()),
+            };
+            self.check_labels((i, classes), t, 0..rows, first, &self.origin)?;
         }
         if batch.sample_weight.len() < rows {
             let owner = format!("model '{}'", self.def.name);
@@ -114,19 +119,27 @@ impl BatchChecks {
         Ok(())
     }
 
-    /// Fails if a label is not the number of a class. `first` is the number of the first row, for errors.
+    /// Returns the number of classes of an output, unless it is an open size.
+    pub(crate) fn classes(&self, output: usize) -> Option<usize> {
+        if let Some(classes) = &self.custom_classes {
+            return classes[output];
+        }
+        self.def.output_types[output].shape().sizes().last().copied().unwrap_or(Some(1))
+    }
+
+    /// Fails if a label is not the number of a class. An output comes with the number of its classes, if known.
+    /// `first` is the number of the first row, for errors.
     pub(crate) fn check_labels(
         &self,
-        output: usize,
+        (output, classes): (usize, Option<usize>),
         target: &Tensor,
         rows: Range<usize>,
         first: usize,
         origin: &dyn fmt::Display,
     ) -> Result<()> {
-        let Data::I32(labels) = target.data() else { return Ok(()) };
+        let (Data::I32(labels), Some(classes)) = (target.data(), classes) else { return Ok(()) };
         let width = target.row_len();
         let labels = &labels[rows.start * width..rows.end * width];
-        let Some(classes) = self.classes[output] else { return Ok(()) };
         let ignored = self.ignored_classes[output];
         let bad = |l: &i32| {
             usize::try_from(*l).map_or(true, |l| l >= classes) && Some(i64::from(*l)) != ignored

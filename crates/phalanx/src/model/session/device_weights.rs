@@ -37,6 +37,8 @@ pub(crate) struct DeviceWeights {
     layers: Vec<BoundLayer>,
     /// The weights that the optimizer updates, as `trainable` was when the model was compiled.
     trained: Vec<ParamId>,
+    /// The parameter table of the programs.
+    pub params: Vec<ParamSpec>,
     /// The parameter that holds the loss scale, if the loss is scaled.
     pub loss_scale: Option<LossScale>,
 }
@@ -61,7 +63,8 @@ impl DeviceWeights {
             }
         }
         let store: Arc<dyn WeightStore> = Arc::new(SessionWeights(executor.clone()));
-        DeviceWeights { executor, store, all: weights, layers, trained, loss_scale }
+        let params = params.to_vec();
+        DeviceWeights { executor, store, all: weights, layers, trained, params, loss_scale }
     }
 
     /// The weights that the optimizer updates.

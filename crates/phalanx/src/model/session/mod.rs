@@ -9,6 +9,7 @@ mod programs;
 mod resident;
 mod run_step;
 mod saved_state;
+mod shapes;
 mod tally;
 mod train_state;
 mod variables;
@@ -19,6 +20,7 @@ pub(crate) use objective::{Objective, Tracked};
 pub use programs::StepKind;
 pub(crate) use resident::ResidentTable;
 pub(crate) use saved_state::is_weight;
+pub(crate) use shapes::ShapedStep;
 pub(crate) use tally::Tally;
 pub(crate) use train_state::{Accumulation, TrainState};
 pub(crate) use workers::Workers;
@@ -32,17 +34,19 @@ use crate::error::Result;
 use crate::layer::{Lowering, ModelWeight, lock};
 use crate::optimizers::Scaling;
 use crate::strategy::{Backend, MirroredStrategy};
-use crate::train_step::{BuiltStep, CustomStep};
+use crate::train_step::{BuiltCustomStep, CustomStep};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
+use phalanx_distributed::launch::is_first_worker;
 use phalanx_exec::{ExecError, LocalShard, ProgramId, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Policy, Split};
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step, Type};
-use programs::{LoadedProgram, LoadedPrograms, StepCache};
+use programs::{BuiltStep, LoadedProgram};
 use resident::ResidentTables;
 use serde_json::Map;
+use shapes::{BatchShape, ShapeCache};
 use std::sync::{Arc, Mutex};
 
 /// The devices of this process.
@@ -57,11 +61,22 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    fn new(strategy: &MirroredStrategy) -> Placement {
+    fn new(strategy: &MirroredStrategy, of_layers: Policy) -> Placement {
+        let requested = strategy.requested_policy();
+        if requested.is_none() && is_first_worker() {
+            let backend = strategy.backend();
+            let stored = backend.options(backend.mesh(1, 1), of_layers, 1).policy;
+            if stored != of_layers {
+                let (name, kind) = (of_layers.name(), backend.kind().to_uppercase());
+                tracing::warn!(
+                    "the layers have the policy {name}: {kind} devices store 32-bit floats"
+                );
+            }
+        }
         Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
             backend: strategy.backend().clone(),
-            policy: strategy.requested_policy(),
+            policy: requested.unwrap_or(of_layers),
             memory_warned: false,
         }
     }
@@ -85,8 +100,7 @@ pub(crate) struct Session {
     pub(crate) state: TrainState,
     pub(crate) weights: DeviceWeights,
     executor: SharedExecutor,
-    steps: StepCache,
-    loaded: LoadedPrograms,
+    shapes: ShapeCache,
     tables: ResidentTables,
     /// What the last step fetched.
     fetched: Vec<Vec<f32>>,
@@ -94,28 +108,31 @@ pub(crate) struct Session {
 
 fn lower(
     def: &Definition,
+    shapes: &[Vec<usize>],
     training: bool,
     synchronized: bool,
     scaling: Option<Scaling>,
 ) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
-    let feeds = def.feeds(&mut low);
-    let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-    let outputs = def.lower(&mut low, &inputs, "")?;
+    low.mixed = def.dtype_policy() != Policy::Float32;
+    low.open_sizes = def.is_open();
+    let outputs = def.lower_on_feeds(&mut low, shapes)?;
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
     Ok(Lowered { low, outputs, scaling })
 }
 
 impl Session {
     /// Lowers the model once. That lowering declares the parameters and becomes the training step or,
-    /// for a model without losses, the prediction step.
+    /// for a model without losses, the prediction step. If sizes are open, it has examples of them, and steps are built
+    /// when batches come.
     pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
         let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
         let scaling = optimizer.inner().map(|(_, scaling)| scaling);
-        let mut lowered =
-            lower(&model.def, !losses.is_empty(), strategy.local().is_deterministic(), scaling)?;
+        let (inputs, deterministic) =
+            (model.def.example_shapes(), strategy.local().is_deterministic());
+        let mut lowered = lower(&model.def, &inputs, !losses.is_empty(), deterministic, scaling)?;
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
@@ -124,8 +141,8 @@ impl Session {
         let output_names = model.output_names();
         let checks = BatchChecks {
             def: model.def.clone(),
-            targets,
-            classes: model.def.output_types.iter().map(|ty| Some(ty.last())).collect(),
+            target_dtypes: targets.iter().map(|ty| ty.dtype).collect(),
+            custom_classes: None,
             ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
             output_names: output_names.clone(),
             lookups: indices::lookups(graph, model.def.inputs.len()),
@@ -141,7 +158,8 @@ impl Session {
             scaling: lowered.scaling,
         };
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
-        session.build_first_step(lowered)?;
+        let shape = session.new_shape(inputs, types)?;
+        session.build_first_step(lowered, shape)?;
         Ok(session)
     }
 
@@ -149,11 +167,11 @@ impl Session {
     pub(crate) fn custom(
         def: Arc<Definition>,
         mut custom: CustomStep,
-        built: BuiltStep,
+        built: BuiltCustomStep,
         strategy: MultiWorkerMirroredStrategy,
         seed: u64,
     ) -> Result<Session> {
-        let BuiltStep { step, weights, constants, scaling, recorded } = built;
+        let BuiltCustomStep { step, weights, constants, scaling, recorded } = built;
         let last = recorded.phases.len() - 1;
         let main = recorded.phases[recorded.main.unwrap_or(last)].optimizer;
         let taken = custom.optimizers[main].optimizer.take();
@@ -164,8 +182,10 @@ impl Session {
         let targets = 0..custom.targets.len();
         let checks = BatchChecks {
             def: def.clone(),
-            targets: custom.targets.iter().map(|(_, ty)| ty.clone()).collect(),
-            classes: targets.clone().map(|i| class(i).map(|(_, classes, _)| *classes)).collect(),
+            target_dtypes: custom.targets.iter().map(|(_, ty)| ty.dtype).collect(),
+            custom_classes: Some(
+                targets.clone().map(|i| class(i).map(|(_, classes, _)| *classes)).collect(),
+            ),
             ignored_classes: targets.map(|i| class(i).and_then(|(.., ignored)| *ignored)).collect(),
             output_names: custom.targets.iter().map(|(name, _)| name.clone()).collect(),
             lookups: indices::lookups(&step.graph, def.inputs.len()),
@@ -189,8 +209,10 @@ impl Session {
         let constraints = steps::constraints(&params, &weights)?;
         let declared = Declared { params, weights, constants, scaling };
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
-        session.steps.set(StepKind::Train, step);
         session.load_constraints(constraints)?;
+        let shape = session.new_shape(session.def.example_shapes(), vec![])?;
+        shape.steps.set(StepKind::Train, BuiltStep { step, constants: vec![] });
+        session.add_only_shape(shape);
         Ok(session)
     }
 
@@ -213,17 +235,17 @@ impl Session {
         if let Some((scaling, scale)) = scaling.zip(state.loss_scale) {
             lock(&executor).set_param(scaling.state, &[scale, 0.0, 1.0])?;
         }
+        let policy = checks.def.dtype_policy();
         let mut session = Session {
             def: checks.def.clone(),
             objective,
             checks,
-            placement: Placement::new(strategy.local()),
+            placement: Placement::new(strategy.local(), policy),
             workers: Workers(strategy.cluster().cloned()),
             state,
             weights,
             executor,
-            steps: StepCache::default(),
-            loaded: LoadedPrograms::default(),
+            shapes: ShapeCache::default(),
             tables: ResidentTables::default(),
             fetched: vec![],
         };
@@ -233,23 +255,31 @@ impl Session {
 
     /// Builds the steps that follow from the first lowering: training with its constraints, or
     /// prediction for a model without losses. Finds losses and metrics that do not fit.
-    fn build_first_step(&mut self, lowered: Lowered) -> Result<()> {
-        if !self.objective.is_compiled() {
-            self.steps.set(StepKind::Predict, steps::predict(lowered));
-            return Ok(());
+    fn build_first_step(&mut self, lowered: Lowered, shape: BatchShape) -> Result<()> {
+        let open = self.def.is_open();
+        if self.objective.is_compiled() {
+            self.objective.check_names()?;
+            let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
+            self.load_constraints(constraints)?;
         }
-        self.objective.check_names()?;
-        let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
-        let rule = self.objective.optimizer.rule();
-        self.steps.set(StepKind::Train, steps::train(lowered, &self.objective, rule)?);
-        self.load_constraints(constraints)
+        let kind = match self.objective.is_compiled() {
+            true if open => StepKind::Test,
+            true => StepKind::Train,
+            false => StepKind::Predict,
+        };
+        let step = self.finish_step(kind, lowered)?;
+        if !open {
+            shape.steps.set(kind, step);
+            self.add_only_shape(shape);
+        }
+        Ok(())
     }
 
     /// Loads the step that projects constrained weights, if any.
     fn load_constraints(&mut self, constraints: Option<Step>) -> Result<()> {
         if let Some(step) = constraints {
             let program = Program::compile(step, self.options(1))?;
-            self.loaded.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
+            self.shapes.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
         }
         Ok(())
     }
@@ -285,21 +315,29 @@ impl Session {
         Some(Accumulation { every, last: false, by_rows: false })
     }
 
-    fn build(&self, kind: StepKind) -> Result<Step> {
+    fn build(&self, ShapedStep { kind, shape }: ShapedStep) -> Result<BuiltStep> {
         if let Some(custom) = &self.objective.custom {
             let main = Some(&*self.objective.optimizer);
-            return Ok(custom.build(kind, main, self.mesh().fixed)?.step);
+            let step = custom.build(kind, main, self.mesh().fixed)?.step;
+            return Ok(BuiltStep { step, constants: vec![] });
         }
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
         let scaling = self.objective.loss_scaling();
-        let lowered = lower(&self.def, training, self.mesh().fixed, scaling)?;
+        let inputs = &self.shapes.get(shape).inputs;
+        let lowered = lower(&self.def, inputs, training, self.mesh().fixed, scaling)?;
+        self.finish_step(kind, lowered)
+    }
+
+    fn finish_step(&self, kind: StepKind, mut lowered: Lowered) -> Result<BuiltStep> {
+        let constants = std::mem::take(&mut lowered.low.fed_constants);
         let rule = self.objective.optimizer.rule();
-        match kind {
-            StepKind::Train => steps::train(lowered, &self.objective, rule),
-            StepKind::Test => steps::test(lowered, &self.objective),
-            StepKind::Predict => Ok(steps::predict(lowered)),
-            StepKind::Gradients => steps::gradients(lowered, &self.objective, rule),
-        }
+        let step = match kind {
+            StepKind::Train => steps::train(lowered, &self.objective, rule)?,
+            StepKind::Test => steps::test(lowered, &self.objective)?,
+            StepKind::Predict => steps::predict(lowered),
+            StepKind::Gradients => steps::gradients(lowered, &self.objective, rule)?,
+        };
+        Ok(BuiltStep { step, constants })
     }
 
     /// The devices and workers that programs are compiled for.
@@ -315,36 +353,50 @@ impl Session {
     /// The program of a step as other devices would run it.
     pub(super) fn program_on(
         &self,
-        kind: StepKind,
+        step: ShapedStep,
         batch: usize,
         mesh: Mesh,
         backend: &dyn Backend,
     ) -> Result<Program> {
         let options = backend.options(mesh, self.placement.policy, batch);
-        self.steps.compile(kind, options, || self.build(kind))
+        self.shapes.get(step.shape).steps.compile(step.kind, options, || self.build(step))
     }
 
     /// The program of a step for a batch of this size, as it would run.
-    pub(crate) fn program(&self, kind: StepKind, max_batch: usize) -> Result<Arc<Program>> {
-        self.steps.program(kind, self.options(max_batch), || self.build(kind))
+    pub(crate) fn program(&self, step: ShapedStep, max_batch: usize) -> Result<Arc<Program>> {
+        let (steps, options) = (&self.shapes.get(step.shape).steps, self.options(max_batch));
+        steps.program(step.kind, options, || self.build(step))
+    }
+
+    /// The loaded program of a step for batches of this size, if there is one.
+    fn loaded(&self, ShapedStep { kind, shape }: ShapedStep, batch: usize) -> Option<ProgramId> {
+        self.shapes.get(shape).loaded.get(kind, self.has_few_rows(batch), batch)
+    }
+
+    /// Whether a device has so few rows of a batch that it predicts in another way.
+    fn has_few_rows(&self, batch: usize) -> bool {
+        self.options(batch).inference_split() == Split::Spatial
     }
 
     /// Loads the program of a step for batches of this size, unless one that serves them is loaded.
-    pub(crate) fn ensure_loaded(&mut self, kind: StepKind, batch: usize) -> Result<ProgramId> {
-        // A device with few rows predicts in another way than one with many.
-        let few_rows = self.options(batch).inference_split() == Split::Spatial;
-        if let Some(id) = self.loaded.get(kind, few_rows, batch) {
+    /// No step may be in flight.
+    pub(crate) fn ensure_loaded(&mut self, step: ShapedStep, batch: usize) -> Result<ProgramId> {
+        if let Some(id) = self.loaded(step, batch) {
             return Ok(id);
         }
-        let program = self.program(kind, batch)?;
-        self.check_memory(&program, kind, batch)?;
+        let program = self.program(step, batch)?;
+        self.check_memory(&program, step, batch)?;
         let mut loaded = lock(&self.executor).load(program.clone());
         if matches!(loaded, Err(ExecError::Memory { .. })) && self.evict_all() {
             loaded = lock(&self.executor).load(program.clone());
         }
-        let id = loaded.map_err(|e| self.explain_out_of_memory(e, kind, batch))?;
-        let fetches = program.fetches().to_vec();
-        self.loaded.set(kind, few_rows, LoadedProgram { id, max_batch: batch, fetches });
+        let id = loaded.map_err(|e| self.explain_out_of_memory(e, step, batch))?;
+        let loaded = LoadedProgram { id, max_batch: batch, fetches: program.fetches().to_vec() };
+        let few_rows = self.has_few_rows(batch);
+        let programs = &mut self.shapes.get_mut(step.shape).loaded;
+        if let Some(replaced) = programs.set(step.kind, few_rows, loaded) {
+            lock(&self.executor).unload(replaced.id);
+        }
         Ok(id)
     }
 
@@ -353,7 +405,7 @@ impl Session {
     }
 
     pub(crate) fn set_profiling(&mut self, on: bool) {
-        self.loaded.profiling = on;
+        self.shapes.profiling = on;
         if let Some(profiling) = lock(&self.executor).profiling() {
             profiling.set_profiling(on);
         }
@@ -362,7 +414,9 @@ impl Session {
     pub(crate) fn profile(&self, kind: StepKind) -> Option<Profile> {
         let mut executor = lock(&self.executor);
         let profiling = executor.profiling()?;
-        self.loaded.of(kind).find_map(|program| profiling.profile(program.id))
+        let shapes = self.shapes.by_use();
+        let mut programs = shapes.iter().flat_map(|shape| shape.loaded.of(kind));
+        programs.find_map(|program| profiling.profile(program.id))
     }
 
     pub(crate) fn check_consistency(&self) -> Result<()> {
