@@ -29,9 +29,8 @@ fn pairs(images: &Tensor, labels: &Tensor) -> Result<Arrays> {
     let (pixels, labels) = (images.f32().unwrap_or_default(), labels.i32().unwrap_or_default());
     let image = |row: usize| &pixels[row * width..(row + 1) * width];
     let (mut left, mut right, mut same) = (vec![], vec![], vec![]);
-    for row in 0..rows {
-        // Every other sample is paired with the next of its digit, the rest with the next of another.
-        let wanted = row % 2 == 0;
+    // Every sample is paired with the next one of its digit, and with the next one of another.
+    for (row, wanted) in (0..rows).flat_map(|row| [(row, true), (row, false)]) {
         let mut others = (1..rows).map(|offset| (row + offset) % rows);
         let Some(other) = others.find(|o| (labels[*o] == labels[row]) == wanted) else { continue };
         left.extend_from_slice(image(row));
