@@ -116,8 +116,8 @@ pub mod prelude {
     };
     pub use crate::constraints::Constraint;
     pub use crate::data::{
-        Arrays, Dataset, FromDirectory, ImageDataGenerator, ImageFolder, LabelBinarizer, Pipeline,
-        Prefetch, Samples, Subset, to_categorical,
+        Arrays, Buckets, Dataset, FromDirectory, ImageDataGenerator, ImageFolder, LabelBinarizer,
+        PaddedBatch, Pipeline, Prefetch, Samples, Subset, to_categorical,
     };
     pub use crate::error::{Error, Result};
     pub use crate::history::History;
