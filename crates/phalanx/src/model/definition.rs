@@ -241,7 +241,8 @@ impl Definition {
 
     /// Returns whether sizes of the inputs are open.
     pub(crate) fn is_open(&self) -> bool {
-        (0..self.inputs.len()).any(|i| self.input(i).known_shape().is_open())
+        let open = |input: &Input| input.given.is_none() && input.shape.is_open();
+        (0..self.inputs.len()).any(|i| open(self.input(i)))
     }
 
     /// Returns the shapes of the inputs, with examples of open sizes.
