@@ -153,9 +153,9 @@ pub struct Plan {
     /// Threads per CPU device (default: the cores, divided evenly)
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub threads: Option<usize>,
-    /// How GPUs store activations; CPU devices always use 32-bit floats
-    #[arg(long, default_value = "float32")]
-    pub precision: PrecisionArg,
+    /// How GPUs store activations (default: as the model file says, else float32); CPU devices always use 32-bit floats
+    #[arg(long)]
+    pub precision: Option<PrecisionArg>,
     /// Memory of each GPU, or of the machine for CPU devices, such as 16GiB; also finds the largest
     /// batch that fits
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
+use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
 use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Type};
 
@@ -47,6 +48,8 @@ pub struct Lowering {
     pub assigns: Vec<(ParamId, NodeId)>,
     /// Constant parameters from layer configs, with their values.
     pub constants: Vec<(ParamId, Vec<f32>)>,
+    /// Whether some layers have mixed precision, so that layers with 32-bit floats must keep them.
+    pub mixed: bool,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
     /// Whether the model is lowered for several sizes of its inputs. Constants, which may depend on them, then are feeds.
@@ -65,6 +68,7 @@ impl Lowering {
             weights: vec![],
             assigns: vec![],
             constants: vec![],
+            mixed: false,
             synchronized: false,
             open_sizes: false,
             fed_constants: vec![],
@@ -99,6 +103,9 @@ impl Lowering {
         arguments: &Arguments<Operand>,
     ) -> Result<Vec<Operand>> {
         let outer = self.graph.enter(name);
+        if self.mixed && layer.dtype_policy() == Some(Policy::Float32) {
+            self.graph.keep_wide();
+        }
         let mut cx = LayerContext {
             lowering: self,
             layer,

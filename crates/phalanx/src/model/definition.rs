@@ -4,6 +4,7 @@ use super::shape::ValueType;
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
+use phalanx_graph::program::Policy;
 use phalanx_graph::{DType, FeedId, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -377,6 +378,31 @@ impl Definition {
             let expected = format!("one of its {} outputs", outputs.len());
             Error::argument(format!("layer '{name}'"), "output", expected, symbol.output)
         })
+    }
+
+    /// Returns the mixed precision of the layers, if any layer has it.
+    pub(crate) fn dtype_policy(&self) -> Policy {
+        self.mixed_policies().into_iter().next().map_or(Policy::Float32, |(_, policy)| policy)
+    }
+
+    /// The layers with mixed precision.
+    fn mixed_policies(&self) -> Vec<(String, Policy)> {
+        let layers = self.layers().into_iter();
+        let policies = layers.filter_map(|(name, layer)| Some((name, layer.dtype_policy()?)));
+        policies.filter(|(_, policy)| *policy != Policy::Float32).collect()
+    }
+
+    /// Checks that all layers with mixed precision have the same one.
+    pub(crate) fn check_policies(&self) -> Result<()> {
+        let all = self.mixed_policies();
+        let Some((_, first)) = all.first() else { return Ok(()) };
+        match all.iter().find(|(_, policy)| policy != first) {
+            Some((name, other)) => {
+                let expected = format!("{}, as other layers have, or float32", first.name());
+                Err(Error::argument(format!("layer '{name}'"), "dtype", expected, other.name()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns every layer once with its full name, including layers of nested models.

@@ -12,7 +12,7 @@ use crate::layer::lock;
 use phalanx_exec::{Backend, StepTimes};
 use phalanx_graph::Tensor;
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::Program;
+use phalanx_graph::program::{Policy, Program};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -366,6 +366,11 @@ impl Model {
     /// Returns the names of the devices the model runs on.
     pub fn devices(&self) -> Result<Vec<String>> {
         self.with_any_session(|session| Ok(session.placement.names.clone()))
+    }
+
+    /// Returns the dtype policy that the model was compiled for. The backend may store wider numbers.
+    pub fn dtype_policy(&self) -> Result<Policy> {
+        self.with_any_session(|session| Ok(session.placement.policy))
     }
 
     /// Returns the backend of the devices the model runs on.

@@ -66,7 +66,7 @@ fn check(path: &Path) -> std::result::Result<(), String> {
     let to = |ending: &str| path.with_extension(ending);
     for ending in ["back.keras", "back.h5"].into_iter().filter(|e| legacy || *e != "back.h5") {
         model.save(to(ending)).map_err(said)?;
-        ask(&mut load_model(&to(ending)).map_err(said)?, ending)?;
+        ask(&mut load_model(to(ending)).map_err(said)?, ending)?;
     }
     for ending in ["weights.h5", "named.h5", "weights.safetensors"] {
         model.save_weights(to(ending)).map_err(said)?;
@@ -77,7 +77,7 @@ fn check(path: &Path) -> std::result::Result<(), String> {
         ask(&mut again, ending)?;
     }
     let bytes = std::fs::read(to("back.keras")).unwrap();
-    load_model(&to("back.keras")).map_err(said)?.save(to("again.keras")).map_err(said)?;
+    load_model(to("back.keras")).map_err(said)?.save(to("again.keras")).map_err(said)?;
     if std::fs::read(to("again.keras")).unwrap() != bytes {
         return Err("a second round trip gave another file".into());
     }

@@ -35,6 +35,7 @@ use crate::optimizers::Scaling;
 use crate::strategy::{Backend, MirroredStrategy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
+use phalanx_distributed::launch::is_first_worker;
 use phalanx_exec::{ExecError, LocalShard, ProgramId, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::profile::Profile;
@@ -58,11 +59,22 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    fn new(strategy: &MirroredStrategy) -> Placement {
+    fn new(strategy: &MirroredStrategy, of_layers: Policy) -> Placement {
+        let requested = strategy.requested_policy();
+        if requested.is_none() && is_first_worker() {
+            let backend = strategy.backend();
+            let stored = backend.options(backend.mesh(1, 1), of_layers, 1).policy;
+            if stored != of_layers {
+                let (name, kind) = (of_layers.name(), backend.kind().to_uppercase());
+                tracing::warn!(
+                    "the layers have the policy {name}: {kind} devices store 32-bit floats"
+                );
+            }
+        }
         Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
             backend: strategy.backend().clone(),
-            policy: strategy.requested_policy(),
+            policy: requested.unwrap_or(of_layers),
             memory_warned: false,
         }
     }
@@ -93,6 +105,7 @@ fn lower(
 ) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
+    low.mixed = def.dtype_policy() != Policy::Float32;
     low.open_sizes = def.is_open();
     let outputs = def.lower_on_feeds(&mut low, shapes)?;
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
@@ -142,7 +155,7 @@ impl Session {
             def: model.def.clone(),
             objective,
             checks,
-            placement: Placement::new(strategy.local()),
+            placement: Placement::new(strategy.local(), model.def.dtype_policy()),
             workers: Workers(strategy.cluster().cloned()),
             state,
             weights,

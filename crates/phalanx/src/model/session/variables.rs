@@ -181,6 +181,10 @@ impl Session {
     /// Restores the state in a file: the iteration, then the learning rate (without a schedule) and the
     /// variables, if the file has any.
     pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
+        if self.weights.loss_scale.is_some() && found.len() == LOSS_SCALE_VARIABLES - 1 {
+            // A loss-scale optimizer that never ran has no inner variables: everything is as the config says.
+            return Ok(());
+        }
         let scaled = self.stored_loss_scale(found);
         let (iteration, found) = match scaled {
             Some((_, iteration)) => (iteration, &found[LOSS_SCALE_VARIABLES..]),

@@ -2,7 +2,7 @@
 
 use super::order::{ListEntry, identity, is_chain, order};
 use crate::layer::{Argument, Arguments, LayerHandle};
-use crate::layers::nested::dtype_policy;
+use crate::layers::nested::{for_each_policy, policy_value};
 use crate::model::{
     Call, Callee, Definition, Input, IoStructure, ModelCall, Shape, Symbol, ValueType,
 };
@@ -92,7 +92,7 @@ impl Writer {
         let layers: Vec<Value> =
             def.members.iter().map(|m| self.callee(&m.name, &m.callee).into()).collect();
         let config = json!({
-            "name": def.name, "trainable": trainable(def), "dtype": dtype_policy(), "layers": layers,
+            "name": def.name, "trainable": trainable(def), "dtype": policy_value(def.dtype_policy()), "layers": layers,
             "build_input_shape": input,
         });
         let mut object = self.object("keras", "Sequential", config);
@@ -185,7 +185,11 @@ impl Writer {
             config.insert("dtype".into(), "float32".into());
         } else {
             config.insert("trainable".into(), layer.trainable().into());
-            config.insert("dtype".into(), dtype_policy());
+            let policy = policy_value(layer.dtype_policy().unwrap_or_default());
+            for value in config.values_mut() {
+                for_each_policy(value, &mut |dtype| *dtype = policy.clone());
+            }
+            config.insert("dtype".into(), policy);
         }
         let mut object = self.object(module, class, config.into());
         if let Some(number) = self.shared.get(&identity(layer)) {

@@ -8,7 +8,7 @@ use super::graph::Graph;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
-use crate::layers::nested::policy_name;
+use crate::layers::nested::{POLICIES, for_each_policy, parse_policy, policy_name};
 use crate::model::{Callee, Definition, Input, ModelKind, Symbol};
 use crate::ops;
 use phalanx_graph::{DType, text};
@@ -303,9 +303,19 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();
     let dtype = config.remove("dtype");
-    if dtype.as_ref().map_or(Some("float32"), policy_name) != Some("float32") {
-        let received = dtype.as_ref().map(brief).unwrap_or_default();
-        return Err(Error::argument(owner(), "dtype", "float32", received));
+    let policy = parse_policy(dtype.as_ref())
+        .map_err(|received| Error::argument(owner(), "dtype", POLICIES, received))?;
+    let mut other = None;
+    for value in config.values_mut() {
+        for_each_policy(value, &mut |dtype| {
+            if parse_policy(Some(dtype)) != Ok(policy) {
+                other = Some(brief(dtype));
+            }
+        });
+    }
+    if let Some(other) = other {
+        let expected = format!("{}, as the layer itself has", policy.name());
+        return Err(Error::argument(owner(), "dtype of its inner layer", expected, other));
     }
     let trainable = match config.remove("trainable") {
         None | Some(Value::Null) => true,
@@ -328,5 +338,5 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         }
         other => other,
     })?;
-    Ok(LayerHandle::new(layer, Some(name.into()), trainable))
+    Ok(LayerHandle::new(layer, Some(name.into()), trainable).with_dtype_policy(policy))
 }
