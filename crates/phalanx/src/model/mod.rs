@@ -17,6 +17,7 @@ mod steps;
 mod summary;
 mod symbol;
 mod training;
+mod type_inference;
 
 pub use calls::LayerCall;
 pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};
