@@ -14,8 +14,9 @@ struct Inferred {
 }
 
 /// Pairs of sizes that stand for the open ones while types are inferred. An axis whose size differs between them is open.
-/// The first sizes survive many poolings; the others are for layers that refuse large ones.
-const PROBES: [[usize; 2]; 4] = [[256, 384], [64, 96], [16, 24], [4, 6]];
+/// The first sizes survive many poolings, the next ones have many divisors, and the others are for layers that refuse
+/// large ones.
+const PROBES: [[usize; 2]; 6] = [[256, 384], [240, 360], [420, 840], [64, 96], [16, 24], [4, 6]];
 
 /// The types of the outputs of each call, and of the model.
 type ValueTypes = (Vec<Vec<ValueType>>, Vec<ValueType>);
