@@ -16,6 +16,7 @@ mod steps;
 mod summary;
 mod symbol;
 mod training;
+mod update_graph;
 
 pub use calls::LayerCall;
 pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};

@@ -151,6 +151,16 @@ impl DeviceWeights {
         self.all.iter().all(finite)
     }
 
+    /// Replaces weights by other parameters of the same dimensions.
+    pub fn replace(&self, by: impl Iterator<Item = (ParamId, ParamId)>) -> Result<()> {
+        let mut executor = lock(&self.executor);
+        for (weight, by) in by {
+            let values = executor.param(by)?;
+            executor.set_param(weight, &values)?;
+        }
+        Ok(())
+    }
+
     /// Replaces the trained weights by their moving average, the optimizer's last slot.
     pub fn apply_moving_average(&self) -> Result<()> {
         let mut executor = lock(&self.executor);

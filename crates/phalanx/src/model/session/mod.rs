@@ -12,6 +12,7 @@ mod saved_state;
 mod tally;
 mod train_state;
 mod variables;
+mod whole_weight_variables;
 mod workers;
 
 pub(crate) use batch_checks::{BatchChecks, BatchOrigin};
@@ -27,9 +28,10 @@ use super::Model;
 use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
+use super::update_graph::UpdateState;
 use crate::error::Result;
 use crate::layer::{Lowering, lock};
-use crate::optimizers::Scaling;
+use crate::optimizers::Optimizer;
 use crate::strategy::{Backend, MirroredStrategy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
@@ -73,6 +75,8 @@ pub(crate) struct Session {
     pub(crate) placement: Placement,
     pub(crate) workers: Workers,
     pub(crate) state: TrainState,
+    /// The state of an optimizer that updates whole weights.
+    update: Option<UpdateState>,
     pub(crate) weights: DeviceWeights,
     executor: SharedExecutor,
     steps: StepCache,
@@ -86,15 +90,17 @@ fn lower(
     def: &Definition,
     training: bool,
     synchronized: bool,
-    scaling: Option<Scaling>,
+    optimizer: &dyn Optimizer,
 ) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
     let feeds = def.feeds(&mut low);
     let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
     let outputs = def.lower(&mut low, &inputs, "")?;
+    let scaling = optimizer.inner().map(|(_, scaling)| scaling);
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
-    Ok(Lowered { low, outputs, scaling })
+    let state = UpdateState::declare(&mut low.graph, def, &low.weights, optimizer)?;
+    Ok(Lowered { low, outputs, scaling, state })
 }
 
 impl Session {
@@ -103,9 +109,8 @@ impl Session {
     pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
         let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
-        let scaling = optimizer.inner().map(|(_, scaling)| scaling);
-        let mut lowered =
-            lower(&model.def, !losses.is_empty(), strategy.local().is_deterministic(), scaling)?;
+        let synchronized = strategy.local().is_deterministic();
+        let mut lowered = lower(&model.def, !losses.is_empty(), synchronized, &*optimizer)?;
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
@@ -128,6 +133,10 @@ impl Session {
         let weights = lowered.low.weights.clone();
         let weights =
             DeviceWeights::new(executor.clone(), weights, graph.params(), lowered.scaling);
+        let update = lowered.state.clone();
+        for (param, values) in update.iter().flat_map(UpdateState::initial_values) {
+            lock(&executor).set_param(param, &values)?;
+        }
         for (param, values) in std::mem::take(&mut lowered.low.constants) {
             lock(&executor).set_param(param, &values)?;
         }
@@ -141,6 +150,7 @@ impl Session {
             placement: Placement::new(strategy.local()),
             workers: Workers(strategy.cluster().cloned()),
             state,
+            update,
             weights,
             executor,
             steps: StepCache::default(),
@@ -162,8 +172,7 @@ impl Session {
         }
         self.objective.check_names()?;
         let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
-        let rule = self.objective.optimizer.rule();
-        self.steps.set(StepKind::Train, steps::train(lowered, &self.objective, rule)?);
+        self.steps.set(StepKind::Train, steps::train(lowered, &self.objective)?);
         if let Some(step) = constraints {
             let program = Program::compile(step, self.options(1))?;
             self.loaded.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
@@ -204,14 +213,13 @@ impl Session {
 
     fn build(&self, kind: StepKind) -> Result<Step> {
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
-        let scaling = self.objective.loss_scaling();
-        let lowered = lower(&self.def, training, self.mesh().fixed, scaling)?;
-        let rule = self.objective.optimizer.rule();
+        let optimizer = &*self.objective.optimizer;
+        let lowered = lower(&self.def, training, self.mesh().fixed, optimizer)?;
         match kind {
-            StepKind::Train => steps::train(lowered, &self.objective, rule),
+            StepKind::Train => steps::train(lowered, &self.objective),
             StepKind::Test => steps::test(lowered, &self.objective),
             StepKind::Predict => Ok(steps::predict(lowered)),
-            StepKind::Gradients => steps::gradients(lowered, &self.objective, rule),
+            StepKind::Gradients => steps::gradients(lowered, &self.objective),
         }
     }
 
@@ -294,9 +302,18 @@ impl Session {
 
     /// Ends training: an optimizer with a moving average leaves it in the weights.
     pub(crate) fn finish_training(&mut self) -> Result<()> {
-        match self.objective.optimizer.common().use_ema && self.state.updates > 0 {
-            true => self.weights.apply_moving_average(),
-            false => Ok(()),
+        if self.state.updates == 0 {
+            return Ok(());
+        }
+        match &self.update {
+            Some(update) => {
+                let averages = update.weights.iter().filter_map(|w| Some((w.param, w.average?)));
+                self.weights.replace(averages)
+            }
+            None if self.objective.optimizer.common().use_ema => {
+                self.weights.apply_moving_average()
+            }
+            None => Ok(()),
         }
     }
 }

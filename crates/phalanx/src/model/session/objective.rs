@@ -6,7 +6,7 @@ use crate::losses::{Loss, Reduction};
 use crate::metrics::{self, Metric};
 use crate::model::Logs;
 use crate::model::compile::MetricArgument;
-use crate::optimizers::{Optimizer, Scaling};
+use crate::optimizers::Optimizer;
 use crate::saving::optimizer_object;
 use crate::schedules::LearningRate;
 use phalanx_graph::Type;
@@ -60,11 +60,6 @@ impl Objective {
     /// Whether there is anything to train for.
     pub fn is_compiled(&self) -> bool {
         !self.losses.is_empty()
-    }
-
-    /// How the loss is scaled, if it is.
-    pub fn loss_scaling(&self) -> Option<Scaling> {
-        self.optimizer.inner().map(|(_, scaling)| scaling)
     }
 
     /// Batches of an update, if the optimizer accumulates gradients.

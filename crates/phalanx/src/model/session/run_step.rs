@@ -42,7 +42,11 @@ impl Session {
             return Ok(());
         }
         self.checks.check(batch, true)?;
-        self.with_feeds(kind, batch, |executor, id, feeds| {
+        if self.update.is_some() {
+            // The numbers of its update depend on the step in flight.
+            return Ok(());
+        }
+        self.with_feeds(kind, batch, &[], |executor, id, feeds| {
             let batch = Batch { rows: batch.rows, feeds, ..Batch::default() };
             executor.staging().map_or(Ok(()), |staging| staging.stage(id, &batch))
         })?;
@@ -70,16 +74,23 @@ impl Session {
         let accumulation = accumulation.filter(|_| training);
         let (accumulate, accumulated) =
             accumulation.map(|how| self.state.accumulate(how, batch.rows)).unzip();
-        let scalars = match training {
-            true => self.state.scalars(&*self.objective.optimizer, 0),
-            false => vec![],
-        };
+        let optimizer = &*self.objective.optimizer;
+        let (mut scalars, mut numbers) = (vec![], vec![]);
+        match training {
+            true if self.update.is_some() => {
+                numbers = self.state.numbers(optimizer, accumulate, 0);
+            }
+            true => scalars = self.state.scalars(optimizer, 0),
+            false => {}
+        }
         let (seed, step) = (self.state.seed, self.state.steps);
         if !staged {
             self.checks.check(batch, true)?;
         }
-        let divisors = self.with_feeds(kind, batch, |executor, id, feeds| {
+        let of_executor = self.update.is_none();
+        let divisors = self.with_feeds(kind, batch, &numbers, |executor, id, feeds| {
             let (rows, scalars) = (batch.rows, &scalars[..]);
+            let (accumulate, staged) = (accumulate.filter(|_| of_executor), staged && of_executor);
             let step = Batch { rows, feeds, seed, step, scalars, accumulate, staged };
             executor.start(id, &step)
         })?;
@@ -110,12 +121,13 @@ impl Session {
         Ok(loss)
     }
 
-    /// Calls `call` with a program and the feeds of a batch that was checked. Returns what each loss sum
-    /// is divided by.
+    /// Calls `call` with a program and the feeds of a batch that was checked, followed by `numbers`. Returns what each
+    /// loss sum is divided by.
     fn with_feeds(
         &mut self,
         kind: StepKind,
         batch: &HostBatch,
+        numbers: &[f32],
         call: impl FnOnce(&mut dyn Executor, ProgramId, &[FeedData<'_>]) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>> {
         let id = self.ensure_loaded(kind, batch.rows)?;
@@ -125,7 +137,7 @@ impl Session {
         let mut feeds: Vec<FeedData<'_>> = Vec::with_capacity(batch.inputs.len() + 4);
         feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, &rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[rows]));
-        feeds.extend(scales.chunks(1).map(FeedData::F32));
+        feeds.extend(scales.chunks(1).chain(numbers.chunks(1)).map(FeedData::F32));
         let done = call(&mut **lock(&self.executor), id, &feeds);
         done.map_err(|e| self.explain_out_of_memory(e, kind, batch.rows))?;
         Ok(divisors)
@@ -135,7 +147,7 @@ impl Session {
     pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
         let (seed, step) = (self.state.seed, self.state.steps);
         self.checks.check(batch, true)?;
-        self.with_feeds(StepKind::Gradients, batch, |executor, id, feeds| {
+        self.with_feeds(StepKind::Gradients, batch, &[], |executor, id, feeds| {
             executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
         })?;
         lock(&self.executor).finish(&mut self.fetched)?;
