@@ -213,7 +213,7 @@ impl Model {
     /// Overrides the optimizer's learning rate or schedule from the next step on.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
         let session = self.session("set_learning_rate")?;
-        session.state.set_learning_rate(&session.def.name, rate)
+        session.set_learning_rate(rate)
     }
 
     /// Trains the model and returns losses and metrics of every epoch.

@@ -45,14 +45,14 @@ impl Optimizer for Adafactor {
 
     /// As in Keras, a weight with fewer than two axes has two numbers that are not used.
     fn weight_slots(&self, of: &TrainedWeight) -> Vec<WeightSlot> {
-        let (mut rows, mut columns) = (vec![], vec![]);
+        let (mut rows, mut columns, unused) = (vec![], vec![], of.dims.len() < 2);
         if let [lead @ .., height, width] = &of.dims[..] {
             rows = [lead, &[*height]].concat();
             columns = [lead, &[*width]].concat();
         }
         vec![
-            WeightSlot::zeros("r", &rows),
-            WeightSlot::zeros("c", &columns),
+            WeightSlot { unused, ..WeightSlot::zeros("r", &rows) },
+            WeightSlot { unused, ..WeightSlot::zeros("c", &columns) },
             WeightSlot::zeros("velocity", &of.dims),
         ]
     }

@@ -210,7 +210,12 @@ pub trait Optimizer: Debug + Send + Sync {
 
     /// The slots of a weight, in Keras' order.
     fn weight_slots(&self, of: &TrainedWeight) -> Vec<WeightSlot> {
-        let slot = |s: Slot| WeightSlot { name: s.name, dims: of.dims.clone(), init: s.init };
+        let slot = |s: Slot| WeightSlot {
+            name: s.name,
+            dims: of.dims.clone(),
+            init: s.init,
+            unused: false,
+        };
         self.slots().into_iter().map(slot).collect()
     }
 

@@ -28,12 +28,15 @@ pub struct WeightSlot {
     pub dims: Vec<usize>,
     /// Its initial value.
     pub init: SlotInit,
+    /// Whether it only stands in Keras' list of variables.
+    pub unused: bool,
 }
 
 impl WeightSlot {
     /// A slot that starts at zero.
     pub(super) fn zeros(name: &str, dims: &[usize]) -> WeightSlot {
-        WeightSlot { name: name.into(), dims: dims.to_vec(), init: SlotInit::Value(0.0) }
+        let init = SlotInit::Value(0.0);
+        WeightSlot { name: name.into(), dims: dims.to_vec(), init, unused: false }
     }
 }
 

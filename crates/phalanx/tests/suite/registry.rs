@@ -48,7 +48,7 @@ fn families() -> [Family; 4] {
         },
         Family {
             classes: optimizers::class_names(),
-            fixtures: &["optimizers", "loss_scale"],
+            fixtures: &["optimizers", "loss_scale", "whole_weights"],
             rewrite: |class, config| {
                 let optimizer = optimizers::from_config(class, config).unwrap();
                 (optimizer.class_name(), optimizer.config())

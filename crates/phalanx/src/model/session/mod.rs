@@ -29,7 +29,7 @@ use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
 use super::update_graph::UpdateState;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layer::{Lowering, lock};
 use crate::optimizers::Optimizer;
 use crate::strategy::{Backend, MirroredStrategy};
@@ -203,6 +203,17 @@ impl Session {
     /// The learning rate of the next step.
     pub(crate) fn learning_rate(&self) -> f64 {
         self.state.learning_rate(&*self.objective.optimizer, 0)
+    }
+
+    /// Overrides the optimizer's learning rate from the next step on.
+    pub(crate) fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
+        if !self.objective.optimizer.optimizers().is_empty() {
+            let owner = format!("model '{}'", self.def.name);
+            let expected = "an optimizer with one learning rate";
+            let received = self.objective.optimizer.rule_name();
+            return Err(Error::argument(owner, "learning_rate", expected, received));
+        }
+        self.state.set_learning_rate(&self.def.name, rate)
     }
 
     /// Gradient accumulation as the optimizer requests it.

@@ -67,6 +67,8 @@ impl Session {
                 .optimizer
                 .state_scalars(self.state.updates)
                 .into_iter()
+                // Under a loss scale Keras does not store them.
+                .filter(|_| self.weights.loss_scale.is_none())
                 .map(VariableKind::Scalar),
         );
         out

@@ -19,7 +19,7 @@ enum Entry {
     /// The accumulated gradient of a weight.
     Accumulated { param: ParamId, dims: Vec<usize>, weight: ParamId },
     /// A number that follows from the step, or from the options.
-    Scalar { name: &'static str, value: f32, integer: bool },
+    Scalar { name: String, value: f32, integer: bool },
 }
 
 impl Entry {
@@ -69,14 +69,16 @@ impl Session {
                 // An optimizer without weights is never called.
                 let iterations = if states.is_empty() { 0 } else { self.state.iterations() };
                 let value = iterations.min(i32::MAX as u64) as f32;
-                entries.push(Entry::Scalar { name: "iteration", value, integer: true });
+                let own = |name: &str| format!("{}_{i}_{name}", member.common().name);
+                entries.push(Entry::Scalar { name: own("iteration"), value, integer: true });
                 if let LearningRate::Constant(rate) = member.common().learning_rate {
-                    let (name, value) = ("learning_rate", rate as f32);
+                    let (name, value) = (own("learning_rate"), rate as f32);
                     entries.push(Entry::Scalar { name, value, integer: false });
                 }
             }
             if !states.is_empty() {
-                entries.extend(member_entries(member, &states, self.state.updates));
+                let scaled = self.weights.loss_scale.is_some();
+                entries.extend(member_entries(member, &states, self.state.updates, scaled));
             }
             if joined {
                 ranges.push((member.class_name(), start..entries.len()));
@@ -150,8 +152,14 @@ impl Session {
     }
 }
 
-/// Averages, accumulated gradients, slots and further numbers of an optimizer.
-fn member_entries(optimizer: &dyn Optimizer, weights: &[&WeightState], updates: u64) -> Vec<Entry> {
+/// Averages, accumulated gradients, slots and further numbers of an optimizer. Under a loss scale Keras does not store
+/// what its optimizers keep outside their list of variables.
+fn member_entries(
+    optimizer: &dyn Optimizer,
+    weights: &[&WeightState],
+    updates: u64,
+    scaled: bool,
+) -> Vec<Entry> {
     let mut entries = vec![];
     for weight in weights {
         let (dims, of) = (weight.of.dims.clone(), weight.param);
@@ -167,12 +175,15 @@ fn member_entries(optimizer: &dyn Optimizer, weights: &[&WeightState], updates: 
     }
     for (weight, slot) in slots_in_order(optimizer, weights) {
         let (param, slot) = &weight.slots[slot];
+        if slot.unused && scaled {
+            continue;
+        }
         let (slot, dims) = (slot.name.clone(), slot.dims.clone());
         entries.push(Entry::Param { param: *param, slot, dims, weight: weight.param });
     }
-    let scalars = optimizer.state_scalars(updates).into_iter();
+    let scalars = optimizer.state_scalars(updates).into_iter().filter(|_| !scaled);
     entries.extend(scalars.map(|value| Entry::Scalar {
-        name: "variable",
+        name: format!("{}_variable", optimizer.common().name),
         value: value as f32,
         integer: false,
     }));

@@ -330,9 +330,7 @@ impl<'a> TrainLoop<'a> {
                 self.stop = true;
                 Ok(())
             }
-            Action::SetLearningRate(rate) => {
-                self.session.state.set_learning_rate(&self.session.def.name, rate)
-            }
+            Action::SetLearningRate(rate) => self.session.set_learning_rate(rate),
             Action::RestoreWeights(weights) => self.session.weights.write(&weights),
         }
     }
