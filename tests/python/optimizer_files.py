@@ -24,7 +24,7 @@ def cases():
     yield "adafactor_schedule", K.Adafactor(decay, clipnorm=0.5), 2
     yield "muon", K.Muon(0.02, exclude_layers=["head"]), 3
     yield "multi", K.MultiOptimizer(
-        every(K.SGD(0.05, momentum=0.9), {"net/head/.*": K.Adam(0.02, amsgrad=True), "net/hidden/kernel": K.Muon(decay)})
+        every(K.SGD(0.05, momentum=0.9), {"net/hidden/kernel": K.Muon(decay), "net/head/.*": K.Adam(0.02, amsgrad=True)})
     ), 3
     # Inside a LossScaleOptimizer, Keras does not store Nadam's product and the unused numbers of Adafactor.
     yield "scaled_multi", K.LossScaleOptimizer(

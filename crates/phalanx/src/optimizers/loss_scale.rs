@@ -186,6 +186,10 @@ impl Optimizer for LossScaleOptimizer {
         self.inner.optimizers()
     }
 
+    fn file_order(&self) -> Vec<usize> {
+        self.inner.file_order()
+    }
+
     fn optimizer_of(&self, of: &TrainedWeight) -> Result<usize> {
         self.inner.optimizer_of(of)
     }

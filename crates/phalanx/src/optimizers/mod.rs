@@ -145,6 +145,9 @@ impl Common {
         match &self.learning_rate {
             LearningRate::Constant(rate) => check_non_negative(owner, "learning_rate", *rate)?,
             LearningRate::Schedule(schedule) => schedule.validate()?,
+            rate @ LearningRate::Custom(_) => {
+                check_non_negative(owner, "learning_rate", rate.at(0))?
+            }
         }
         let limits = [
             ("clipnorm", self.clipnorm),
@@ -232,6 +235,11 @@ pub trait Optimizer: Debug + Send + Sync {
     /// The optimizers that this one joins, if it joins several.
     fn optimizers(&self) -> Vec<&dyn Optimizer> {
         vec![]
+    }
+
+    /// The indices of these optimizers in the order of the file that this one was read from.
+    fn file_order(&self) -> Vec<usize> {
+        (0..self.optimizers().len()).collect()
     }
 
     /// The index of the optimizer of a weight.

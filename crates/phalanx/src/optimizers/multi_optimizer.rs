@@ -23,12 +23,15 @@ const MAP: &str = "OptimizerMap";
 pub struct OptimizerMap {
     default: Box<dyn Optimizer>,
     by_path: Vec<(String, Box<dyn Optimizer>)>,
+    /// The paths in the order of the file they were read from.
+    file_order: Option<Vec<String>>,
 }
 
 impl OptimizerMap {
     /// A map that gives every weight to one optimizer.
     pub fn new(default_optimizer: impl Optimizer + 'static) -> OptimizerMap {
-        OptimizerMap { default: Box::new(default_optimizer), by_path: vec![] }
+        let default = Box::new(default_optimizer);
+        OptimizerMap { default, by_path: vec![], file_order: None }
     }
 
     /// Gives weights to another optimizer. `path` is a whole path, such as `dense/kernel`, or a regular expression that
@@ -74,7 +77,9 @@ impl OptimizerMap {
                 return Err(Error::argument(MAP, "optimizer_map", "optimizers by path", other));
             }
         };
-        Ok(OptimizerMap { default, by_path })
+        let texts = |list: &Vec<Value>| list.iter().map(|v| Some(v.as_str()?.into())).collect();
+        let file_order = config.get("order").and_then(Value::as_array).and_then(texts);
+        Ok(OptimizerMap { default, by_path, file_order })
     }
 }
 
@@ -163,6 +168,17 @@ impl Optimizer for MultiOptimizer {
                 Err(Error::argument(MAP, "paths", expected, names.join(", ")))
             }
         }
+    }
+
+    fn file_order(&self) -> Vec<usize> {
+        let by_path = &self.map.by_path;
+        let position = |path: &String| by_path.iter().position(|(known, _)| known == path);
+        let given = self.map.file_order.as_ref();
+        let order: Option<Vec<usize>> =
+            given.and_then(|paths| paths.iter().map(position).collect());
+        let order = order.filter(|order| order.len() == by_path.len());
+        let order = order.unwrap_or_else(|| (0..by_path.len()).collect());
+        order.into_iter().chain([by_path.len()]).collect()
     }
 
     fn rule_name(&self) -> String {

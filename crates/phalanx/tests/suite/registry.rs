@@ -28,7 +28,7 @@ fn families() -> [Family; 4] {
         },
         Family {
             classes: losses::class_names(),
-            fixtures: &["losses"],
+            fixtures: &["losses", "ctc"],
             rewrite: |class, config| {
                 let loss = losses::from_config(class, config).unwrap();
                 (loss.class_name(), loss.config())

@@ -28,10 +28,11 @@ use super::Model;
 use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
-use super::update_graph::UpdateState;
+use super::update_graph::{UpdateState, members};
 use crate::error::{Error, Result};
 use crate::layer::{Lowering, lock};
 use crate::optimizers::Optimizer;
+use crate::schedules::LearningRate;
 use crate::strategy::{Backend, MirroredStrategy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
@@ -75,15 +76,20 @@ pub(crate) struct Session {
     pub(crate) placement: Placement,
     pub(crate) workers: Workers,
     pub(crate) state: TrainState,
-    /// The state of an optimizer that updates whole weights.
-    update: Option<UpdateState>,
     pub(crate) weights: DeviceWeights,
     executor: SharedExecutor,
     steps: StepCache,
     loaded: LoadedPrograms,
     tables: ResidentTables,
+    pub(crate) results: StepResults,
+}
+
+/// Results of steps.
+pub(crate) struct StepResults {
     /// What the last step fetched.
     fetched: Vec<Vec<f32>>,
+    /// Losses and metrics of the batches that were run one by one.
+    pub running: Tally,
 }
 
 fn lower(
@@ -124,17 +130,17 @@ impl Session {
             def: model.def.clone(),
             targets,
             ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
+            pads_targets: losses.iter().map(|loss| loss.pads_targets()).collect(),
             output_names: output_names.clone(),
             lookups: indices::lookups(graph, model.def.inputs.len()),
             origin: BatchOrigin::default(),
         };
         let objective =
             Objective { optimizer, losses, loss_weights, metrics, described, output_names };
+        let running = objective.tally();
         let weights = lowered.low.weights.clone();
-        let weights =
-            DeviceWeights::new(executor.clone(), weights, graph.params(), lowered.scaling);
-        let update = lowered.state.clone();
-        for (param, values) in update.iter().flat_map(UpdateState::initial_values) {
+        let weights = DeviceWeights::new(executor.clone(), weights, graph.params(), &lowered);
+        for (param, values) in weights.update.iter().flat_map(UpdateState::initial_values) {
             lock(&executor).set_param(param, &values)?;
         }
         for (param, values) in std::mem::take(&mut lowered.low.constants) {
@@ -150,13 +156,12 @@ impl Session {
             placement: Placement::new(strategy.local()),
             workers: Workers(strategy.cluster().cloned()),
             state,
-            update,
             weights,
             executor,
             steps: StepCache::default(),
             loaded: LoadedPrograms::default(),
             tables: ResidentTables::default(),
-            fetched: vec![],
+            results: StepResults { fetched: vec![], running },
         };
         session.weights.sync_to_devices()?;
         session.build_first_step(lowered)?;
@@ -203,6 +208,23 @@ impl Session {
     /// The learning rate of the next step.
     pub(crate) fn learning_rate(&self) -> f64 {
         self.state.learning_rate(&*self.objective.optimizer, 0)
+    }
+
+    /// Fails if a schedule of the user gives no usable rate after `ahead` more steps.
+    fn check_learning_rate(&self, ahead: u64) -> Result<()> {
+        let step = self.state.iterations() + ahead;
+        for member in members(&*self.objective.optimizer) {
+            let rate = &member.common().learning_rate;
+            if let LearningRate::Custom(schedule) = rate {
+                let (owner, rate) = (format!("{schedule:?}"), rate.at(step));
+                if !rate.is_finite() || rate < 0.0 {
+                    let argument = format!("learning rate of step {step}");
+                    let expected = "a finite rate from 0 up";
+                    return Err(Error::argument(owner, argument, expected, rate));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Overrides the optimizer's learning rate from the next step on.
@@ -316,7 +338,7 @@ impl Session {
         if self.state.updates == 0 {
             return Ok(());
         }
-        match &self.update {
+        match &self.weights.update {
             Some(update) => {
                 let averages = update.weights.iter().filter_map(|w| Some((w.param, w.average?)));
                 self.weights.replace(averages)

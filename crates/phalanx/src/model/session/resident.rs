@@ -146,7 +146,7 @@ impl Session {
     /// The optimizer's scalars after `updates` more updates, or the numbers of an update of whole weights.
     fn scalars_ahead(&self, updates: usize) -> Vec<f32> {
         let optimizer = &*self.objective.optimizer;
-        match self.update {
+        match self.weights.update {
             Some(_) => self.state.numbers(optimizer, None, updates as u64),
             None => self.state.scalars(optimizer, updates as u64),
         }
@@ -173,12 +173,15 @@ impl Session {
         let training = kind == StepKind::Train;
         let rows = batches.first().map_or(0, |b| b.rows.len());
         let program = self.ensure_loaded(kind, rows)?;
+        if training {
+            (0..batches.len()).try_for_each(|i| self.check_learning_rate(i as u64))?;
+        }
         let divide = |b: &IndexBatch| (b.rows.len(), self.resident_divisors(table, &b.rows));
         let steps: Vec<(usize, Vec<f64>)> = batches.iter().map(divide).collect();
         let mut mirrored: Vec<Vec<f32>> = steps.iter().map(|s| inverted(&s.1)).collect();
         let scalars = |i: usize| if training { self.scalars_ahead(i) } else { vec![] };
         let mut scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
-        if self.update.is_some() {
+        if self.weights.update.is_some() {
             mirrored.iter_mut().zip(&mut scalars).for_each(|(feeds, s)| feeds.append(s));
         }
         let input = |i: usize| {

@@ -5,6 +5,7 @@ use super::{Accumulation, Session, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::layer::lock;
+use crate::model::Logs;
 use phalanx_exec::{Batch, ExecError, Executor, FeedData, ProgramId};
 use phalanx_graph::program::FetchPlan;
 use phalanx_graph::{Data, Tensor};
@@ -36,13 +37,26 @@ impl Session {
         self.finish(started, tally)
     }
 
+    /// Runs one batch; returns its losses and metrics and adds them to the running ones.
+    pub(crate) fn run_alone(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        accumulation: Option<Accumulation>,
+    ) -> Result<Logs> {
+        let mut tally = self.objective.tally();
+        self.run(kind, batch, accumulation, &mut tally)?;
+        self.results.running.merge(&tally);
+        Ok(self.objective.logs(&tally))
+    }
+
     /// Hands in the batch of the next step while another step may be in flight.
     pub(crate) fn stage(&mut self, kind: StepKind, batch: &HostBatch) -> Result<()> {
         if batch.rows == 0 {
             return Ok(());
         }
         self.checks.check(batch, true)?;
-        if self.update.is_some() {
+        if self.weights.update.is_some() {
             // The numbers of its update depend on the step in flight.
             return Ok(());
         }
@@ -74,10 +88,13 @@ impl Session {
         let accumulation = accumulation.filter(|_| training);
         let (accumulate, accumulated) =
             accumulation.map(|how| self.state.accumulate(how, batch.rows)).unzip();
+        if training {
+            self.check_learning_rate(0)?;
+        }
         let optimizer = &*self.objective.optimizer;
         let (mut scalars, mut numbers) = (vec![], vec![]);
         match training {
-            true if self.update.is_some() => {
+            true if self.weights.update.is_some() => {
                 numbers = self.state.numbers(optimizer, accumulate, 0);
             }
             true => scalars = self.state.scalars(optimizer, 0),
@@ -87,7 +104,7 @@ impl Session {
         if !staged {
             self.checks.check(batch, true)?;
         }
-        let of_executor = self.update.is_none();
+        let of_executor = self.weights.update.is_none();
         let divisors = self.with_feeds(kind, batch, &numbers, |executor, id, feeds| {
             let (rows, scalars) = (batch.rows, &scalars[..]);
             let (accumulate, staged) = (accumulate.filter(|_| of_executor), staged && of_executor);
@@ -104,14 +121,14 @@ impl Session {
         if started.rows == 0 {
             return Ok(0.0);
         }
-        lock(&self.executor).finish(&mut self.fetched)?;
-        let scale = self.fetched.last().map(Vec::as_slice);
+        lock(&self.executor).finish(&mut self.results.fetched)?;
+        let scale = self.results.fetched.last().map(Vec::as_slice);
         let counts = !started.training || self.state.advance(scale);
         if let Some(accumulated) = started.accumulated.filter(|_| counts) {
             self.state.set_accumulated(accumulated);
         }
         let weights = &self.objective.loss_weights;
-        let loss = tally.add(&self.fetched, weights, started.rows, &started.divisors);
+        let loss = tally.add(&self.results.fetched, weights, started.rows, &started.divisors);
         if started.updates && counts {
             self.state.updates += 1;
             if let Some(id) = self.loaded.constraints {
@@ -150,12 +167,12 @@ impl Session {
         self.with_feeds(StepKind::Gradients, batch, &[], |executor, id, feeds| {
             executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
         })?;
-        lock(&self.executor).finish(&mut self.fetched)?;
+        lock(&self.executor).finish(&mut self.results.fetched)?;
         let fetches = self.loaded.of(StepKind::Gradients).flat_map(|p| &p.fetches);
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
-        fetches.zip(&self.fetched).map(tensor).collect()
+        fetches.zip(&self.results.fetched).map(tensor).collect()
     }
 
     /// Runs the model on a batch; returns one vector per output.
@@ -166,9 +183,9 @@ impl Session {
         let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, &local)).collect();
         let (rows, feeds, seed) = (batch.rows, &feeds[..], self.state.seed);
         let step = Batch { rows, feeds, seed, ..Batch::default() };
-        let done = lock(&self.executor).run(id, &step, &mut self.fetched);
+        let done = lock(&self.executor).run(id, &step, &mut self.results.fetched);
         done.map_err(|e| self.explain_out_of_memory(e, StepKind::Predict, rows))?;
-        Ok(&self.fetched)
+        Ok(&self.results.fetched)
     }
 
     /// What each output's weighted loss sum is divided by.

@@ -37,7 +37,7 @@ impl Session {
         let (batches, _) = self.state.accumulated();
         named.retain(|weight| self.weights.is_trained(weight.1));
         for (name, param, dims) in named {
-            if let Some(weight) = self.update.as_ref().and_then(|update| update.of(param)) {
+            if let Some(weight) = self.weights.update.as_ref().and_then(|update| update.of(param)) {
                 for (tensor, param, dims) in weight.tensors(&name, batches > 0) {
                     tensors.push((tensor, Tensor::new(dims, executor.param(param)?)?));
                 }
@@ -80,7 +80,7 @@ impl Session {
             if !self.weights.is_trained(param) {
                 continue;
             }
-            if let Some(weight) = self.update.as_ref().and_then(|update| update.of(param)) {
+            if let Some(weight) = self.weights.update.as_ref().and_then(|update| update.of(param)) {
                 for (tensor, param, dims) in weight.tensors(&name, saved.accumulated().0 > 0) {
                     executor.set_param(param, take(&tensor, &dims)?)?;
                 }

@@ -3,6 +3,7 @@
 use super::{Session, StepKind, lock};
 use crate::error::{Error, Result};
 use crate::layer::ModelWeight;
+use crate::model::update_graph::members;
 use crate::saving::{Training, TrainingState, Variable, layers_in_order};
 use crate::schedules::LearningRate;
 use phalanx_exec::StateId;
@@ -76,11 +77,11 @@ impl Session {
 
     /// Returns the compile config with Keras' keys.
     pub(crate) fn compile_config(&self) -> Map<String, Value> {
-        self.objective.compile_config(self.state.set_rate())
+        self.objective.compile_config(self.learning_rate())
     }
 
     pub(super) fn stored_learning_rate(&self) -> Option<f64> {
-        self.objective.stored_learning_rate(self.state.set_rate())
+        self.objective.stored_learning_rate(self.learning_rate())
     }
 
     /// Returns the compile config and the optimizer's state.
@@ -105,6 +106,12 @@ impl Session {
             let text = format!("the learning rate {rate} set in place of a schedule");
             not_saved.push(format!("{text} (BackupAndRestore keeps it)"));
         }
+        for member in members(&*self.objective.optimizer) {
+            if let LearningRate::Custom(schedule) = &member.common().learning_rate {
+                let text = format!("the learning rate schedule {schedule:?}");
+                not_saved.push(format!("{text} (the file has the current rate instead)"));
+            }
+        }
         not_saved
     }
 
@@ -117,7 +124,7 @@ impl Session {
 
     fn training_state(&self) -> Result<TrainingState> {
         let weights = self.trainable_weights();
-        if let Some(update) = &self.update {
+        if let Some(update) = &self.weights.update {
             return self.whole_weight_state(update, &weights);
         }
         let slots = self.objective.optimizer.rule().slots;
@@ -203,7 +210,7 @@ impl Session {
         };
         let found: Vec<&Tensor> = found.collect();
         let has_variables = !found.is_empty();
-        if let Some(update) = self.update.as_ref().filter(|_| has_variables) {
+        if let Some(update) = self.weights.update.as_ref().filter(|_| has_variables) {
             self.set_whole_weight_state(update, &found)?;
         } else if has_variables {
             let slots = self.objective.optimizer.rule().slots;

@@ -52,16 +52,19 @@ fn slots_in_order<'a>(
 }
 
 impl Session {
-    /// The variables after iteration and learning rate, and which of them belong to each optimizer that is joined.
+    /// The variables after iteration and learning rate, with the joined optimizers in this order, and which of them
+    /// belong to each.
     fn entries(
         &self,
         update: &UpdateState,
         weights: &[&ModelWeight],
+        order: &[usize],
     ) -> (Vec<Entry>, Vec<(&'static str, Range<usize>)>) {
         let optimizer = &*self.objective.optimizer;
         let joined = !optimizer.optimizers().is_empty();
         let (mut entries, mut ranges) = (vec![], vec![]);
-        for (i, member) in members(optimizer).into_iter().enumerate() {
+        let members = members(optimizer);
+        for (i, member) in order.iter().map(|i| (*i, members[*i])) {
             let states = weights.iter().filter_map(|w| update.of(w.param));
             let states: Vec<&WeightState> = states.filter(|w| w.member == i).collect();
             let start = entries.len();
@@ -93,7 +96,8 @@ impl Session {
         update: &UpdateState,
         weights: &[&ModelWeight],
     ) -> Result<TrainingState> {
-        let (entries, ranges) = self.entries(update, weights);
+        let order: Vec<usize> = (0..members(&*self.objective.optimizer).len()).collect();
+        let (entries, ranges) = self.entries(update, weights, &order);
         let executor = lock(&self.executor);
         let (count, sum) = self.state.accumulated();
         let storable = count > 0 && count == self.accumulated_in_file();
@@ -140,7 +144,11 @@ impl Session {
         update: &UpdateState,
         found: &[&Tensor],
     ) -> Result<()> {
-        let (entries, _) = self.entries(update, &self.trainable_weights());
+        let order = match self.objective.optimizer.file_order() {
+            order if order.is_empty() => vec![0],
+            order => order,
+        };
+        let (entries, _) = self.entries(update, &self.trainable_weights(), &order);
         check(entries.iter().map(Entry::dims).collect(), found)?;
         let mut executor = lock(&self.executor);
         for (entry, tensor) in entries.iter().zip(found) {
