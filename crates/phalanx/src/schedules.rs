@@ -1,14 +1,14 @@
 //! Learning rate schedules. The rate is fed to the step program, so a schedule never causes a recompilation.
 
+mod learning_rate;
+
+pub use learning_rate::{CustomSchedule, LearningRate, LearningRateSchedule};
+
 use crate::config::setters;
 use crate::error::{Error, Result};
 use serde::de::Error as _;
-use serde::ser::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::f64::consts::PI;
-use std::fmt::Debug;
-use std::sync::Arc;
 
 /// `(initial - end) · (1 - step / decay_steps)^power + end`, with the step limited to
 /// `decay_steps` or, with `cycle`, `decay_steps` raised to the next multiple past the step.
@@ -106,62 +106,6 @@ pub struct PiecewiseConstantDecay {
     pub boundaries: Vec<u64>,
     /// The rates: one more than there are boundaries.
     pub values: Vec<f64>,
-}
-
-/// A learning rate: a constant or a schedule.
-#[derive(Clone, Debug, PartialEq)]
-pub enum LearningRate {
-    /// The same at every step unless a callback changes it.
-    Constant(f64),
-    /// A function of the step.
-    Schedule(Schedule),
-    /// A function of the step that the user defines.
-    Custom(CustomSchedule),
-}
-
-/// A learning rate as a function of the step, for schedules of one's own. Its `Debug` output should show its options: a
-/// resumed run compares it with that of the saved run.
-///
-/// ```
-/// use phalanx::optimizers::{Optimizer, SGD};
-/// use phalanx::schedules::LearningRateSchedule;
-///
-/// #[derive(Debug)]
-/// struct Halved {
-///     every: u64,
-/// }
-///
-/// impl LearningRateSchedule for Halved {
-///     fn at(&self, step: u64) -> f64 {
-///         0.1 * 0.5_f64.powi((step / self.every) as i32)
-///     }
-/// }
-///
-/// assert_eq!(SGD::new(Halved { every: 10 }).common().learning_rate.at(10), 0.05);
-/// ```
-///
-/// The rate depends on the step alone, so that a resumed run continues exactly. A file of a model keeps the current rate
-/// instead of the schedule; saving warns of it.
-pub trait LearningRateSchedule: Debug + Send + Sync {
-    /// The rate at a step, finite and not negative; the first step is 0.
-    fn at(&self, step: u64) -> f64;
-}
-
-/// A [`LearningRateSchedule`] of a user.
-#[derive(Clone, Debug)]
-pub struct CustomSchedule(Arc<dyn LearningRateSchedule>);
-
-/// Schedules that print alike are alike.
-impl PartialEq for CustomSchedule {
-    fn eq(&self, other: &CustomSchedule) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || format!("{self:?}") == format!("{other:?}")
-    }
-}
-
-impl<S: LearningRateSchedule + 'static> From<S> for LearningRate {
-    fn from(schedule: S) -> LearningRate {
-        LearningRate::Custom(CustomSchedule(Arc::new(schedule)))
-    }
 }
 
 /// The formula of a schedule.
@@ -431,17 +375,6 @@ impl Decay for PiecewiseConstantDecay {
     }
 }
 
-impl LearningRate {
-    /// The rate at a step; the first step is 0.
-    pub fn at(&self, step: u64) -> f64 {
-        match self {
-            LearningRate::Constant(rate) => *rate,
-            LearningRate::Schedule(schedule) => schedule.at(step),
-            LearningRate::Custom(schedule) => schedule.0.at(step),
-        }
-    }
-}
-
 /// `(1 + cos πx) / 2`: from 1 down to 0.
 fn half_cosine(x: f64) -> f64 {
     0.5 * (1.0 + (PI * x).cos())
@@ -483,46 +416,4 @@ fn read_steps<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<u64, D::Er
         return Ok(number as u64);
     }
     Err(D::Error::custom(format!("expected a whole number of steps, received {number}")))
-}
-
-/// Serialised as a Keras object with its module, so that Python finds the class.
-impl Serialize for LearningRate {
-    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
-        let schedule = match self {
-            LearningRate::Constant(rate) => return s.serialize_f64(*rate),
-            LearningRate::Schedule(schedule) => schedule,
-            LearningRate::Custom(schedule) => return s.serialize_str(&format!("{:?}", schedule.0)),
-        };
-        let mut object = serde_json::to_value(schedule).map_err(S::Error::custom)?;
-        if let Value::Object(map) = &mut object {
-            map.insert("module".into(), "keras.optimizers.schedules".into());
-            map.insert("registered_name".into(), Value::Null);
-        }
-        object.serialize(s)
-    }
-}
-
-impl<'de> Deserialize<'de> for LearningRate {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<LearningRate, D::Error> {
-        let value = Value::deserialize(d)?;
-        match value.as_f64() {
-            Some(rate) => Ok(LearningRate::Constant(rate)),
-            None => {
-                let schedule = Schedule::deserialize(value).map_err(D::Error::custom)?;
-                Ok(LearningRate::Schedule(schedule))
-            }
-        }
-    }
-}
-
-impl From<f64> for LearningRate {
-    fn from(rate: f64) -> LearningRate {
-        LearningRate::Constant(rate)
-    }
-}
-
-impl From<Schedule> for LearningRate {
-    fn from(schedule: Schedule) -> LearningRate {
-        LearningRate::Schedule(schedule)
-    }
 }

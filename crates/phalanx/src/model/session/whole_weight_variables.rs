@@ -42,7 +42,8 @@ fn slots_in_order<'a>(
         false => optimizer.slots_per_weight().min(most),
     };
     let mut order = vec![];
-    for group in [0..together].into_iter().chain((together..most).map(|i| i..i + 1)) {
+    let alone = (together..most).map(|i| i..i + 1);
+    for group in std::iter::once(0..together).chain(alone) {
         for weight in weights {
             let own = group.start.min(weight.slots.len())..group.end.min(weight.slots.len());
             order.extend(own.map(|slot| (*weight, slot)));
