@@ -120,6 +120,13 @@ impl Source {
         }
         let dtypes = session.checks.target_dtypes();
         session.checks.check_count("targets", dtypes.len(), arrays.targets().len())?;
+        let padded = |(i, t): (usize, &Arc<Tensor>)| {
+            session.checks.padded_target(i, t).map_or_else(|| t.clone(), Arc::new)
+        };
+        let padded: Vec<Arc<Tensor>> = arrays.targets().iter().enumerate().map(padded).collect();
+        if padded.iter().zip(arrays.targets()).any(|(new, old)| !Arc::ptr_eq(new, old)) {
+            arrays = arrays.with_targets(padded);
+        }
         if arrays.targets().iter().zip(&dtypes).any(|(t, dtype)| t.dtype() != *dtype) {
             let convert = |(t, dtype): (&Arc<Tensor>, &DType)| {
                 let fail = || Error::argument("data", "targets", "class numbers", "fractions");
@@ -145,7 +152,8 @@ pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<Hos
     let rows = x.rows();
     let matches_model = rows == y.rows()
         && session.checks.input_dtypes() == [x.dtype()]
-        && session.checks.target_dtypes() == [y.dtype()];
+        && session.checks.target_dtypes() == [y.dtype()]
+        && session.checks.padded_target(0, y).is_none();
     if matches_model {
         let (inputs, targets) = (vec![x.clone()], vec![y.clone()]);
         return Ok(HostBatch {

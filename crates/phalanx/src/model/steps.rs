@@ -1,7 +1,7 @@
 //! Construction of the training, evaluation, prediction and gradient steps from a lowered model.
 //!
-//! Order of the feeds: the model's inputs, one target per output, the sample weights, and one loss scale per
-//! output (the reciprocal of the divisor of its weighted loss sum).
+//! Order of the feeds: the model's inputs, one target per output, the sample weights, one loss scale per
+//! output (the reciprocal of the divisor of its weighted loss sum), and the numbers of an update of whole weights.
 //! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums and, with loss
 //! scaling, the loss scale after the update.
 
@@ -9,11 +9,11 @@ use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, Operand};
 use crate::losses::{Loss, Reduction};
 use crate::model::session::{Objective, Tracked};
+use crate::model::update_graph::{self, UpdateState};
 use phalanx_graph::autodiff;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::passes::{checked, fuse_epilogues};
-use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, ParamSpec, Scope, Step, Type};
 
 /// A lowered model: the graph and its outputs.
@@ -22,6 +22,8 @@ pub(crate) struct Lowered {
     pub outputs: Vec<Operand>,
     /// Loss scaling in training, if any.
     pub scaling: Option<LossScale>,
+    /// The state of an optimizer that updates whole weights.
+    pub state: Option<UpdateState>,
 }
 
 /// The seeds of autodiff: per-sample losses and the coefficient of each sample in the total.
@@ -167,7 +169,23 @@ fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
 }
 
 /// Builds the training step: forward, backward, gradient reduction and update.
-pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
+pub(crate) fn train(mut l: Lowered, goal: &Objective) -> Result<Step> {
+    let (state, scaling) = (l.state.take(), l.scaling);
+    let mut step = backward(l, goal)?;
+    let scale = match state {
+        Some(state) => update_graph::append(&mut step, &state, &*goal.optimizer, scaling)?,
+        None => {
+            step.update = Some(goal.optimizer.rule());
+            step.loss_scale = scaling;
+            scaling.map(|scaling| step.graph.param(scaling.state))
+        }
+    };
+    step.fetches.extend(scale.map(|node| Fetch { name: "loss_scale".into(), node }));
+    Ok(checked("autodiff", step)?)
+}
+
+/// Builds forward and backward passes.
+fn backward(mut l: Lowered, goal: &Objective) -> Result<Step> {
     let (fetches, mut seeds) = objective(&mut l, goal)?;
     if let Some(scaling) = l.scaling {
         for (_, coefficient) in &mut seeds {
@@ -206,22 +224,14 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Resul
         let (l1, l2) = (l1 as f32, l2 as f32);
         step.gradients.push(Gradient { param: weight.param, node: partials[at], l1, l2 });
     }
-    step.update = Some(rule);
-    step.loss_scale = l.scaling;
-    if let Some(scaling) = l.scaling {
-        let node = step.graph.param(scaling.state);
-        step.fetches.push(Fetch { name: "loss_scale".into(), node });
-    }
-    Ok(checked("autodiff", step)?)
+    Ok(step)
 }
 
 /// Builds the step of forward and backward passes that fetches the reduced gradients, in the order of the
 /// trainable weights.
-pub(crate) fn gradients(l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
-    let l = Lowered { scaling: None, ..l };
-    let mut step = train(l, goal, rule)?;
+pub(crate) fn gradients(l: Lowered, goal: &Objective) -> Result<Step> {
+    let mut step = backward(Lowered { scaling: None, ..l }, goal)?;
     step.name = "gradients".into();
-    step.update = None;
     step.assigns.clear();
     step.fetches.clear();
     for grad in std::mem::take(&mut step.gradients) {

@@ -26,4 +26,5 @@ mod registry;
 mod replicas;
 mod resume;
 mod tensorboard;
+mod training_arguments;
 mod workers;

@@ -28,7 +28,7 @@ fn families() -> [Family; 4] {
         },
         Family {
             classes: losses::class_names(),
-            fixtures: &["losses"],
+            fixtures: &["losses", "ctc"],
             rewrite: |class, config| {
                 let loss = losses::from_config(class, config).unwrap();
                 (loss.class_name(), loss.config())
@@ -48,7 +48,7 @@ fn families() -> [Family; 4] {
         },
         Family {
             classes: optimizers::class_names(),
-            fixtures: &["optimizers", "loss_scale"],
+            fixtures: &["optimizers", "loss_scale", "whole_weights"],
             rewrite: |class, config| {
                 let optimizer = optimizers::from_config(class, config).unwrap();
                 (optimizer.class_name(), optimizer.config())

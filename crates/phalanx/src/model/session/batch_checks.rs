@@ -38,6 +38,8 @@ pub(crate) struct BatchChecks {
     pub(super) target_dtypes: Vec<DType>,
     /// The class that each loss ignores, if any. Its labels need not be numbers of classes.
     pub(super) ignored_classes: Vec<Option<i64>>,
+    /// The length to which targets of each loss are padded with zeros, if they are.
+    pub(super) padded_lengths: Vec<Option<usize>>,
     pub(super) output_names: Vec<String>,
     /// The layers that look up rows of an embedding table.
     pub(super) lookups: Vec<Lookup>,
@@ -54,6 +56,29 @@ impl BatchChecks {
     /// Returns the element types of the targets.
     pub(crate) fn target_dtypes(&self) -> Vec<DType> {
         self.target_dtypes.clone()
+    }
+
+    /// Targets padded with zeros to the length that the loss takes; `None` if they need no padding.
+    pub(crate) fn padded_target(&self, output: usize, target: &Tensor) -> Option<Tensor> {
+        let (Some(length), [rows, given]) = (self.padded_lengths[output], target.dims()) else {
+            return None;
+        };
+        let (rows, given) = (*rows, *given);
+        if given >= length || rows.checked_mul(length).is_none() {
+            return None;
+        }
+        let padded = |i: usize| (i % length < given).then_some(i / length * given + i % length);
+        let total = 0..rows * length;
+        match target.data() {
+            Data::I32(v) => {
+                let values: Vec<i32> = total.map(|i| padded(i).map_or(0, |at| v[at])).collect();
+                Tensor::new([rows, length], values).ok()
+            }
+            Data::F32(v) => {
+                let values: Vec<f32> = total.map(|i| padded(i).map_or(0.0, |at| v[at])).collect();
+                Tensor::new([rows, length], values).ok()
+            }
+        }
     }
 
     /// Fails unless the number of inputs or targets is `expected`.

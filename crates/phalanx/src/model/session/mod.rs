@@ -13,6 +13,7 @@ mod shapes;
 mod tally;
 mod train_state;
 mod variables;
+mod whole_weight_variables;
 mod workers;
 
 pub(crate) use batch_checks::{BatchChecks, BatchOrigin};
@@ -29,9 +30,11 @@ use super::Model;
 use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
-use crate::error::Result;
+use super::update_graph::{UpdateState, members};
+use crate::error::{Error, Result};
 use crate::layer::{Lowering, lock};
-use crate::optimizers::Scaling;
+use crate::optimizers::Optimizer;
+use crate::schedules::LearningRate;
 use crate::strategy::{Backend, MirroredStrategy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
@@ -92,8 +95,15 @@ pub(crate) struct Session {
     executor: SharedExecutor,
     shapes: ShapeCache,
     tables: ResidentTables,
+    pub(crate) results: StepResults,
+}
+
+/// Results of steps.
+pub(crate) struct StepResults {
     /// What the last step fetched.
     fetched: Vec<Vec<f32>>,
+    /// Losses and metrics of the batches that were run one by one.
+    pub running: Tally,
 }
 
 fn lower(
@@ -101,15 +111,17 @@ fn lower(
     shapes: &[Vec<usize>],
     training: bool,
     synchronized: bool,
-    scaling: Option<Scaling>,
+    optimizer: &dyn Optimizer,
 ) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
     low.mixed = def.dtype_policy() != Policy::Float32;
     low.open_sizes = def.is_open();
     let outputs = def.lower_on_feeds(&mut low, shapes)?;
+    let scaling = optimizer.inner().map(|(_, scaling)| scaling);
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
-    Ok(Lowered { low, outputs, scaling })
+    let state = UpdateState::declare(&mut low.graph, def, &low.weights, optimizer)?;
+    Ok(Lowered { low, outputs, scaling, state })
 }
 
 impl Session {
@@ -119,10 +131,10 @@ impl Session {
     pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
         let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
-        let scaling = optimizer.inner().map(|(_, scaling)| scaling);
-        let (inputs, deterministic) =
+        let (inputs, synchronized) =
             (model.def.example_shapes(), strategy.local().is_deterministic());
-        let mut lowered = lower(&model.def, &inputs, !losses.is_empty(), deterministic, scaling)?;
+        let compiled = !losses.is_empty();
+        let mut lowered = lower(&model.def, &inputs, compiled, synchronized, &*optimizer)?;
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
@@ -132,19 +144,29 @@ impl Session {
         let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(graph.params())?));
         let deterministic = lock(&executor).mesh().fixed;
         let state = TrainState::new(seed, &*optimizer, deterministic);
+        // Targets for open sizes are as long as their batch.
+        let pads = !model.def.is_open();
         let checks = BatchChecks {
             def: model.def.clone(),
             target_dtypes: targets.iter().map(|ty| ty.dtype).collect(),
             ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
+            padded_lengths: losses
+                .iter()
+                .zip(&targets)
+                .map(|(loss, ty)| ty.dims.first().copied().filter(|_| pads && loss.pads_targets()))
+                .collect(),
             output_names: output_names.clone(),
             lookups: indices::lookups(graph, model.def.inputs.len()),
             origin: BatchOrigin::default(),
         };
         let objective =
             Objective { optimizer, losses, loss_weights, metrics, described, output_names };
+        let running = objective.tally();
         let weights = lowered.low.weights.clone();
-        let weights =
-            DeviceWeights::new(executor.clone(), weights, graph.params(), lowered.scaling);
+        let weights = DeviceWeights::new(executor.clone(), weights, graph.params(), &lowered);
+        for (param, values) in weights.update.iter().flat_map(UpdateState::initial_values) {
+            lock(&executor).set_param(param, &values)?;
+        }
         for (param, values) in std::mem::take(&mut lowered.low.constants) {
             lock(&executor).set_param(param, &values)?;
         }
@@ -162,7 +184,7 @@ impl Session {
             executor,
             shapes: ShapeCache::default(),
             tables: ResidentTables::default(),
-            fetched: vec![],
+            results: StepResults { fetched: vec![], running },
         };
         session.weights.sync_to_devices()?;
         let shape = session.new_shape(inputs, types)?;
@@ -220,6 +242,34 @@ impl Session {
         self.state.learning_rate(&*self.objective.optimizer, 0)
     }
 
+    /// Fails if a schedule of the user gives no usable rate after `ahead` more steps.
+    fn check_learning_rate(&self, ahead: u64) -> Result<()> {
+        let step = self.state.iterations() + ahead;
+        for member in members(&*self.objective.optimizer) {
+            let rate = &member.common().learning_rate;
+            if let LearningRate::Custom(schedule) = rate {
+                let (owner, rate) = (format!("{schedule:?}"), rate.at(step));
+                if !rate.is_finite() || rate < 0.0 {
+                    let argument = format!("learning rate of step {step}");
+                    let expected = "a finite rate from 0 up";
+                    return Err(Error::argument(owner, argument, expected, rate));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Overrides the optimizer's learning rate from the next step on.
+    pub(crate) fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
+        if !self.objective.optimizer.optimizers().is_empty() {
+            let owner = format!("model '{}'", self.def.name);
+            let expected = "an optimizer with one learning rate";
+            let received = self.objective.optimizer.rule_name();
+            return Err(Error::argument(owner, "learning_rate", expected, received));
+        }
+        self.state.set_learning_rate(&self.def.name, rate)
+    }
+
     /// Gradient accumulation as the optimizer requests it.
     pub(crate) fn optimizer_accumulation(&self) -> Option<Accumulation> {
         let every = self.objective.accumulation_steps()?;
@@ -228,20 +278,19 @@ impl Session {
 
     fn build(&self, ShapedStep { kind, shape }: ShapedStep) -> Result<BuiltStep> {
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
-        let scaling = self.objective.loss_scaling();
+        let optimizer = &*self.objective.optimizer;
         let inputs = &self.shapes.get(shape).inputs;
-        let lowered = lower(&self.def, inputs, training, self.mesh().fixed, scaling)?;
+        let lowered = lower(&self.def, inputs, training, self.mesh().fixed, optimizer)?;
         self.finish_step(kind, lowered)
     }
 
     fn finish_step(&self, kind: StepKind, mut lowered: Lowered) -> Result<BuiltStep> {
         let constants = std::mem::take(&mut lowered.low.fed_constants);
-        let rule = self.objective.optimizer.rule();
         let step = match kind {
-            StepKind::Train => steps::train(lowered, &self.objective, rule)?,
+            StepKind::Train => steps::train(lowered, &self.objective)?,
             StepKind::Test => steps::test(lowered, &self.objective)?,
             StepKind::Predict => steps::predict(lowered),
-            StepKind::Gradients => steps::gradients(lowered, &self.objective, rule)?,
+            StepKind::Gradients => steps::gradients(lowered, &self.objective)?,
         };
         Ok(BuiltStep { step, constants })
     }
@@ -341,9 +390,18 @@ impl Session {
 
     /// Ends training: an optimizer with a moving average leaves it in the weights.
     pub(crate) fn finish_training(&mut self) -> Result<()> {
-        match self.objective.optimizer.common().use_ema && self.state.updates > 0 {
-            true => self.weights.apply_moving_average(),
-            false => Ok(()),
+        if self.state.updates == 0 {
+            return Ok(());
+        }
+        match &self.weights.update {
+            Some(update) => {
+                let averages = update.weights.iter().filter_map(|w| Some((w.param, w.average?)));
+                self.weights.replace(averages)
+            }
+            None if self.objective.optimizer.common().use_ema => {
+                self.weights.apply_moving_average()
+            }
+            None => Ok(()),
         }
     }
 }

@@ -4,6 +4,7 @@ mod archive;
 mod compile;
 mod config;
 mod graph;
+mod optimizer_order;
 mod order;
 mod read;
 mod weights;
@@ -74,7 +75,8 @@ pub(super) fn open(path: &Path) -> Result<Stored> {
     let archive = archive::read(path)?;
     let wrong =
         |what: &str, error: serde_json::Error| Error::file(path, format!("JSON in {what}"), error);
-    let config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
+    let mut config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
+    optimizer_order::keep(&archive.config, &mut config);
     let metadata = archive.metadata.map(|bytes| json::parse(&bytes)).transpose();
     let metadata = metadata.map_err(|e| wrong("metadata.json", e))?;
     let file = File::from_bytes(archive.weights).map_err(|e| fault(path, e))?;

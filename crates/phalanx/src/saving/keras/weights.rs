@@ -151,8 +151,21 @@ pub(in crate::saving) fn content(
                 root.dataset(&format!("{vars}/{i}"), &dims, values);
             }
         };
+        let inner = match state.scale {
+            Some(_) => "optimizer/inner_optimizer/",
+            None => "optimizer/",
+        };
         if state.scale.is_some() {
-            put("optimizer/inner_optimizer/vars", optimizer, inner_variables(state));
+            put(&format!("{inner}vars"), optimizer, inner_variables(state));
+        }
+        let mut taken: HashMap<String, usize> = HashMap::new();
+        for (class, range) in &state.members {
+            let name = snake_case(class);
+            let count = taken.entry(name.clone()).or_default();
+            let path = if *count == 0 { name.clone() } else { format!("{name}_{count}") };
+            *count += 1;
+            let own = state.variables[range.clone()].iter().map(entry).collect();
+            put(&format!("{inner}optimizers/{path}/vars"), &name, own);
         }
         let name = if state.scale.is_some() { "loss_scale_optimizer" } else { optimizer };
         put("optimizer/vars", name, variables(state));
@@ -187,9 +200,16 @@ fn inner_variables(state: &TrainingState) -> Vec<Entry> {
     if let Some(rate) = state.learning_rate {
         out.push(("learning_rate".into(), vec![], Values::F32(vec![rate as f32])));
     }
-    let one = |v: &Variable| (v.name.clone(), v.dims.clone(), Values::F32(v.values.clone()));
-    out.extend(state.variables.iter().map(one));
+    out.extend(state.variables.iter().map(entry));
     out
+}
+
+fn entry(v: &Variable) -> Entry {
+    let values = match v.integer {
+        true => Values::I32(v.values.iter().map(|v| *v as i32).collect()),
+        false => Values::F32(v.values.clone()),
+    };
+    (v.name.clone(), v.dims.clone(), values)
 }
 
 /// New values of layers, validated but not yet set.
