@@ -58,7 +58,7 @@ macro_rules! executor_tests {
                 missing_scalars_of_the_optimizer;
             ops:
                 unary_ops binary_ops select_ops reduce_ops layout_ops dot_ops matmul_ops conv_ops pool_ops
-                softmax_ops index_and_random_ops functions batch_sums sample_ops batch_norm_ops shared_nodes
+                softmax_ops index_and_random_ops functions batch_sums sample_ops batch_norm_ops recurrent_ops shared_nodes
                 ops_without_derivatives integers_are_fetched_as_floats threshold_counts
                 replica_means_are_weighted_by_rows;
             random: random_graphs;

@@ -5,7 +5,7 @@
 
 use super::Rewriter;
 use crate::graph::NodeId;
-use crate::ops::Op;
+use crate::ops::{Op, recurrent};
 use crate::program::Policy;
 use crate::step::Step;
 use crate::types::{DType, Type};
@@ -92,7 +92,9 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
             let node = g.node(id);
             let in_layer =
                 node.scope != 0 && (!used_outside[id.index()] || is_convolution(&node.op));
-            (in_layer && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
+            let wide = recurrent::is_state(g, &node.op, &node.inputs);
+            (in_layer && !wide && is_activation(&node.ty) && may_be_narrow(&node.op))
+                .then_some(narrow)
         })
         .collect()
 }
