@@ -1,5 +1,5 @@
 //! Models from files of Python Keras: the same outputs, and the same losses and outputs in training.
-//! `tests/python/models.py` makes the fixtures.
+//! `tests/python/models.py` and `recurrent.py` make the fixtures.
 
 use crate::common::{Case, Fixture, difference_to_scale};
 use phalanx::data::Arrays;
@@ -68,9 +68,9 @@ fn run(case: &Case<'_>, strategy: MirroredStrategy) -> Result<Vec<String>> {
 }
 
 fn check(strategy: impl Fn() -> MirroredStrategy) {
-    let fixture = Fixture::load("models");
+    let fixtures = ["models", "recurrent"].map(Fixture::load);
     let mut wrong = vec![];
-    for case in fixture.cases() {
+    for case in fixtures.iter().flat_map(Fixture::cases) {
         match run(&case, strategy()) {
             Ok(list) => wrong.extend(list.into_iter().map(|w| format!("{}: {w}", case.name))),
             Err(e) => wrong.push(format!("{}: {e}", case.name)),
