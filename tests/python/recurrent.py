@@ -1,7 +1,6 @@
 """recurrent.safetensors and models/recurrent_NAME.keras: masked sequences that start from given states.
 
-A row may begin, pause and end with masked steps. Until its first step that is not masked, a layer's output is zero, though
-its state is the given one.
+A row may begin, pause and end with masked steps. Keras ignores the mask of a sequence that is called with initial states.
 """
 
 import keras

@@ -91,6 +91,15 @@ pub(crate) struct Sequence {
     pub mask: Option<NodeId>,
 }
 
+impl Sequence {
+    /// A sequence and its mask. As in Keras, initial states leave the mask unused: a layer finds the mask of its only
+    /// tensor argument. The mask still passes to the output.
+    pub fn new(x: NodeId, initial: Vec<NodeId>, mask: Option<NodeId>) -> Sequence {
+        let mask = mask.filter(|_| initial.is_empty());
+        Sequence { x, initial, mask }
+    }
+}
+
 /// The states among the arguments of a call.
 pub(super) fn initial_state(cx: &LayerContext<'_>) -> Result<Vec<NodeId>> {
     let mut states = vec![];
@@ -115,7 +124,7 @@ pub(super) fn call(
         return Err(cx.argument("inputs", "1 or more", 0));
     };
     let (initial, mask) = (initial_state(cx)?, cx.mask(0));
-    let run = run(cx, options, cell, &Sequence { x, initial, mask })?;
+    let run = run(cx, options, cell, &Sequence::new(x, initial, mask))?;
     let mut outputs = vec![run.output];
     if options.return_state {
         outputs.extend(run.states);
@@ -234,16 +243,8 @@ fn fused(
     };
     let h = all(g, 0)?;
     let mut shown = h;
-    if let Some(mask) = mask.filter(|_| options.zero_output_for_mask || attrs.initial) {
-        // A masked step shows the output before it: the state, but zero before the first step that is not masked.
-        let shows = match options.zero_output_for_mask {
-            true => mask,
-            false => {
-                let reverse = options.go_backwards;
-                g.push(Op::Cumulative { axis: 0, product: false, reverse }, &[mask])?
-            }
-        };
-        let (shows, zero) = (g.reshape(shows, &[steps, 1])?, g.scalar(0.0));
+    if let Some(mask) = mask.filter(|_| options.zero_output_for_mask) {
+        let (shows, zero) = (g.reshape(mask, &[steps, 1])?, g.scalar(0.0));
         shown = g.select(shows, h, zero)?;
     }
     let output = match (options.return_sequences, options.go_backwards) {
