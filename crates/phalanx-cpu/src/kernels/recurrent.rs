@@ -193,7 +193,7 @@ impl Kernel for ForwardKernel<'_> {
                         Block { rows: count, taps: 1, k: units, a, weights, cols, out, epilogue }
                             .run::<S>();
                     } else {
-                        start::<S>(pass.bias, sums, count, cols);
+                        start(pass.bias, sums, count, cols);
                     }
                     for r in 0..count {
                         let pixel = (first + r) * steps + t;
@@ -221,7 +221,7 @@ impl Kernel for ForwardKernel<'_> {
 
 /// The sums of states that are zero: the bias.
 #[inline(always)]
-unsafe fn start<S: Simd>(bias: Option<&[f32]>, sums: *mut f32, rows: usize, cols: usize) {
+unsafe fn start(bias: Option<&[f32]>, sums: *mut f32, rows: usize, cols: usize) {
     for row in 0..rows {
         for col in 0..cols {
             // SAFETY: the sums have this many rows.

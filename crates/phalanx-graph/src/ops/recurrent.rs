@@ -242,12 +242,10 @@ fn columns(g: &mut Graph, x: NodeId, start: usize, len: usize) -> Result<Option<
 pub fn derivative(attrs: &RecurrentAttrs, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let (cell, at) = (attrs.cell, attrs.operands());
     let units = g.ty(b.inputs[1]).dims[0];
-    let (y, states) = match attrs.keep {
-        true => (b.y, units * cell.states()),
-        false => {
-            let op = Op::Recurrent(RecurrentAttrs { keep: true, ..*attrs });
-            (g.push(op, b.inputs)?, units * cell.states())
-        }
+    let states = units * cell.states();
+    let y = match attrs.keep {
+        true => b.y,
+        false => g.push(Op::Recurrent(RecurrentAttrs { keep: true, ..*attrs }), b.inputs)?,
     };
     let steps = g.ty(y).dims[0];
     if attrs.keep && columns(g, b.dy, states, units * KEPT)?.is_some() {
@@ -288,8 +286,7 @@ pub fn derivative(attrs: &RecurrentAttrs, g: &mut Graph, b: &Backward<'_>) -> Co
         RecurrentCell::Gru => &[(0, 2), (3, 1)],
     };
     if b.wanted[1] {
-        let previous = (states + (KEPT - 1) * units, units);
-        let (start, len) = previous;
+        let (start, len) = (states + (KEPT - 1) * units, units);
         let h = g.push(Op::Slice { axis: 1, start, len }, &[y])?;
         out[1] = Some(join(g, all, parts, units, |g, d| g.push(Op::DotGradKernel, &[h, d]))?);
     }
@@ -334,7 +331,7 @@ fn join(
     }
 }
 
-/// Whether the result of the op may be stored in 16 bits: states add up over steps, so their slices are not.
+/// Whether the op takes states from a recurrent op. They add up over steps, so they are not stored in 16 bits.
 pub fn is_state(g: &Graph, op: &Op, inputs: &[NodeId]) -> bool {
     let recurrent = |id: &NodeId| matches!(g.node(*id).op, Op::Recurrent(_));
     matches!(op, Op::Slice { .. }) && inputs.iter().any(recurrent)

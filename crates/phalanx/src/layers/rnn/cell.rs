@@ -39,8 +39,7 @@ pub(crate) trait DeclaredCell {
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId>;
 
     /// The op that runs all steps, if there is one for this cell and its options.
-    fn fused(&self, cx: &mut LayerContext<'_>) -> Result<Option<FusedCell>> {
-        let _ = cx;
+    fn fused(&self, _cx: &mut LayerContext<'_>) -> Result<Option<FusedCell>> {
         Ok(None)
     }
 
