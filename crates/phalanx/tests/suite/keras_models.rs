@@ -1,5 +1,5 @@
 //! Models from files of Python Keras: the same outputs, and the same losses and outputs in training.
-//! `tests/python/models.py` makes the fixtures.
+//! `tests/python/models.py` and `recurrent.py` make the fixtures.
 
 use crate::common::{Case, Fixture, difference_to_scale, emulated_gpu, on_emulated_gpu};
 use phalanx::data::Arrays;
@@ -64,9 +64,10 @@ fn run(case: &Case<'_>, strategy: MirroredStrategy) -> Result<Vec<String>> {
 }
 
 fn check(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(usize) -> bool) {
-    let fixture = Fixture::load("models");
+    let fixtures = ["models", "recurrent"].map(Fixture::load);
     let mut wrong = vec![];
-    for (_, case) in fixture.cases().enumerate().filter(|(i, _)| chosen(*i)) {
+    let cases = fixtures.iter().flat_map(Fixture::cases);
+    for (_, case) in cases.enumerate().filter(|(i, _)| chosen(*i)) {
         match run(&case, strategy()) {
             Ok(list) => wrong.extend(list.into_iter().map(|w| format!("{}: {w}", case.name))),
             Err(e) => wrong.push(format!("{}: {e}", case.name)),

@@ -113,7 +113,7 @@ impl Bidirectional {
         }
         let backward = forward.split_off(forward.len() / 2);
         let mask = cx.mask(0);
-        Ok([forward, backward].map(|initial| Sequence { x, initial, mask }))
+        Ok([forward, backward].map(|initial| Sequence::new(x, initial, mask)))
     }
 }
 

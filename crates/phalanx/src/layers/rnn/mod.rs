@@ -1,7 +1,8 @@
 //! Recurrent layers, their cells, and wrappers that apply a layer to the steps of a sequence.
 //!
-//! A [`Cell`] computes one step. The loop over the steps is part of the graph: a sequence of `n` steps gives `n` copies
-//! of the cell's nodes, which share its weights.
+//! A [`Cell`] computes one step. An LSTM or GRU with its default activations and without dropout of its states is one
+//! op over the whole sequence (`DeclaredCell::fused`). Any other cell is part of the graph once for every step, with
+//! shared weights.
 
 pub(super) mod bidirectional;
 mod cell;
