@@ -2,8 +2,9 @@
 
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
+use crate::regularizers::Regularizer;
 use phalanx_graph::text::shown;
-use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Type};
+use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
 
 /// A value of a model under lowering: its node and its mask. A mask has one number per step of the value's sequence, 1 for
 /// valid steps and 0 for padding.
@@ -47,10 +48,19 @@ pub struct Lowering {
     pub assigns: Vec<(ParamId, NodeId)>,
     /// Constant parameters from layer configs, with their values.
     pub constants: Vec<(ParamId, Vec<f32>)>,
+    /// Terms that layers add to the loss: one number per sample, or one for the whole batch.
+    pub losses: Vec<NodeId>,
+    /// Weights that a wrapper replaces for the rest of the pass, without changing their stored values.
+    replaced: Vec<(ParamId, NodeId)>,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
     streams: u32,
+    /// The calls of layers and sublayers so far.
+    calls: usize,
 }
+
+/// The largest number of calls: wrappers repeat layers, so that a short file can describe a huge model.
+const MAX_CALLS: usize = 1_000_000;
 
 impl Lowering {
     /// Creates a lowering with an empty graph.
@@ -61,9 +71,18 @@ impl Lowering {
             weights: vec![],
             assigns: vec![],
             constants: vec![],
+            losses: vec![],
+            replaced: vec![],
             synchronized: false,
             streams: 0,
+            calls: 0,
         }
+    }
+
+    /// Returns the value of a parameter. As in Keras, a later call of a shared layer reads what an earlier call assigned.
+    fn value(&mut self, param: ParamId) -> NodeId {
+        let changed = self.assigns.iter().chain(&self.replaced).rev().find(|(p, _)| *p == param);
+        changed.map(|(_, node)| *node).unwrap_or_else(|| self.graph.param(param))
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
@@ -127,8 +146,24 @@ pub struct LayerContext<'a> {
 }
 
 impl LayerContext<'_> {
-    /// Calls `layer` on this context's arguments and applies its mask rule.
+    /// Calls `layer` on this context's arguments, applies its mask rule and adds its activity penalty.
     fn run(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+        let outputs = self.run_call(layer)?;
+        if let Some(regularizer) = layer.activity_penalty()? {
+            for output in &outputs {
+                self.regularize_activity(&regularizer, output.node)?;
+            }
+        }
+        Ok(outputs)
+    }
+
+    /// The same without the penalty.
+    fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+        self.lowering.calls += 1;
+        if self.lowering.calls > MAX_CALLS {
+            let expected = format!("a model of at most {MAX_CALLS} calls");
+            return Err(self.argument("calls", &expected, "more"));
+        }
         self.check_arguments(layer)?;
         let operands = self.arguments.positional_tensors();
         let inputs: Vec<NodeId> = operands.iter().map(|operand| operand.node).collect();
@@ -152,6 +187,65 @@ impl LayerContext<'_> {
         trainable: bool,
         arguments: &Arguments<Operand>,
     ) -> Result<Vec<Operand>> {
+        self.sublayer(attribute, layer, trainable, arguments, true)
+    }
+
+    /// Like [`call_sublayer`](Self::call_sublayer), without the penalty on the sublayer's outputs. Keras' `layer.call(x)`
+    /// omits it, `layer(x)` does not.
+    ///
+    /// # Errors
+    /// If the sublayer refuses its arguments.
+    pub(crate) fn call_sublayer_inside(
+        &mut self,
+        attribute: &str,
+        layer: &dyn Layer,
+        trainable: bool,
+        arguments: &Arguments<Operand>,
+    ) -> Result<Vec<Operand>> {
+        self.sublayer(attribute, layer, trainable, arguments, false)
+    }
+
+    /// Declares the weights of a layer of a nested model, which belong to this layer. Values that the layer has are kept.
+    /// Returns the number of the first, counting from this layer's first.
+    pub(crate) fn declare_weights_of(&mut self, path: &str, layer: &LayerHandle) -> Result<usize> {
+        let first = self.declared - self.first;
+        layer.sync_to_host()?;
+        let weights: Vec<Weight> = layer.weights().clone();
+        self.in_sublayer(path, layer.trainable(), |cx| {
+            for weight in weights {
+                cx.weight(weight.spec)?;
+                if let Some(own) = cx.layer.weights().get_mut(cx.declared - 1)
+                    && own.values.is_none()
+                {
+                    own.values = weight.values;
+                }
+            }
+            Ok(first)
+        })
+    }
+
+    /// Calls a layer of a nested model: its path and the number of its first weight, as
+    /// [`declare_weights_of`](Self::declare_weights_of) returned it.
+    pub(crate) fn call_sublayer_at(
+        &mut self,
+        (path, first): (&str, usize),
+        layer: &LayerHandle,
+        arguments: &Arguments<Operand>,
+    ) -> Result<Vec<Operand>> {
+        let declared = std::mem::replace(&mut self.declared, self.first + first);
+        let out = self.sublayer(path, layer.layer(), layer.trainable(), arguments, true);
+        self.declared = declared;
+        out
+    }
+
+    fn sublayer(
+        &mut self,
+        attribute: &str,
+        layer: &dyn Layer,
+        trainable: bool,
+        arguments: &Arguments<Operand>,
+        regularize: bool,
+    ) -> Result<Vec<Operand>> {
         self.in_sublayer(attribute, trainable, |cx| {
             let mut inner = LayerContext {
                 lowering: &mut *cx.lowering,
@@ -163,7 +257,7 @@ impl LayerContext<'_> {
                 first: cx.first,
                 declared: cx.declared,
             };
-            let out = inner.run(layer);
+            let out = if regularize { inner.run(layer) } else { inner.run_call(layer) };
             cx.declared = inner.declared;
             out
         })
@@ -244,9 +338,46 @@ impl LayerContext<'_> {
         self.arguments.positional_tensors().get(input).and_then(|operand| operand.mask)
     }
 
+    /// Adds a term to the loss of the model, in training and evaluation. A value with one number per sample counts with
+    /// its mean over the batch, a value that all samples share as it is.
+    ///
+    /// # Errors
+    /// If the value is not a single float, per sample or for all.
+    pub fn add_loss(&mut self, value: NodeId) -> Result<()> {
+        let ty = self.ty(value);
+        let space = matches!(ty.space, Space::Rows | Space::Mirrored);
+        if !space || !ty.dims.is_empty() || ty.dtype != DType::F32 {
+            let expected = "one float per sample, or one for the whole batch";
+            return Err(self.argument("loss term", expected, ty.clone()));
+        }
+        self.lowering.losses.push(value);
+        Ok(())
+    }
+
+    /// Adds the penalty of a value to the loss, divided by the size of the batch.
+    pub(crate) fn regularize_activity(
+        &mut self,
+        regularizer: &Regularizer,
+        value: NodeId,
+    ) -> Result<()> {
+        let axes: Vec<usize> = (0..self.dims(value).len()).collect();
+        let graph = self.graph();
+        let value = graph.cast(value, DType::F32)?;
+        let penalty = regularizer.penalty(graph, value, &axes)?;
+        match penalty {
+            Some(penalty) => self.add_loss(penalty),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the graph to append to.
     pub fn graph(&mut self) -> &mut Graph {
         &mut self.lowering.graph
+    }
+
+    /// Returns the graph so far.
+    pub(crate) fn graph_ref(&self) -> &Graph {
+        &self.lowering.graph
     }
 
     /// Returns the layer's name in this model.
@@ -328,9 +459,45 @@ impl LayerContext<'_> {
                 param
             }
         };
-        // As in Keras, a later call of a shared layer reads what an earlier call assigned.
-        let pending = self.lowering.assigns.iter().find(|(p, _)| *p == param).map(|(_, n)| *n);
-        Ok(pending.unwrap_or_else(|| self.lowering.graph.param(param)))
+        Ok(self.lowering.value(param))
+    }
+
+    /// Returns the parameter of a weight that this layer or sublayer has declared.
+    fn declared_param(&self, index: usize) -> Option<ParamId> {
+        let index = self.first + index;
+        let weights = &self.lowering.weights;
+        weights.iter().find(|w| w.layer.same(self.layer) && w.index == index).map(|w| w.param)
+    }
+
+    /// Returns how many weights this layer or sublayer has declared so far.
+    pub(crate) fn declared_weights(&self) -> usize {
+        self.declared - self.first
+    }
+
+    /// Returns the declaration of a weight of this layer or sublayer.
+    pub(crate) fn declared_weight(&self, index: usize) -> Option<WeightSpec> {
+        let spec = |weight: &Weight| weight.spec.clone();
+        (index < self.declared_weights())
+            .then(|| self.layer.weights().get(self.first + index).map(spec))
+            .flatten()
+    }
+
+    /// Lists a weight of a sublayer among the layer's own weights too, as Keras does for the kernel of a wrapped layer.
+    pub(crate) fn list_twice(&mut self, index: usize) {
+        if let Some(weight) = self.layer.weights().get_mut(self.first + index) {
+            weight.spec.listed_twice = true;
+        }
+    }
+
+    /// Returns the present value of a declared weight.
+    pub(crate) fn weight_value(&mut self, index: usize) -> Option<NodeId> {
+        self.declared_param(index).map(|param| self.lowering.value(param))
+    }
+
+    /// Replaces a declared weight for the rest of the pass. The stored weight stays as it is.
+    pub(crate) fn replace_weight(&mut self, index: usize, value: NodeId) {
+        let param = self.declared_param(index);
+        self.lowering.replaced.extend(param.map(|param| (param, value)));
     }
 
     /// Adds a constant from the layer's config. It is not a weight and is never saved.
@@ -347,10 +514,7 @@ impl LayerContext<'_> {
 
     /// Assigns `value` to the layer's weight `index` at the end of the step.
     pub fn assign(&mut self, index: usize, value: NodeId) {
-        let index = self.first + index;
-        let declared =
-            self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
-        let param = declared.expect("a layer assigns a weight it has declared").param;
+        let param = self.declared_param(index).expect("a layer assigns a weight it has declared");
         // The last call wins.
         self.lowering.assigns.retain(|(p, _)| *p != param);
         self.lowering.assigns.push((param, value));

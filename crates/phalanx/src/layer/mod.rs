@@ -14,6 +14,7 @@ pub(crate) use weights::WeightStore;
 pub use weights::{Weight, WeightSpec};
 
 use crate::error::{Error, Result};
+use crate::regularizers::Regularizer;
 use phalanx_graph::{NodeId, ParamId};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
@@ -41,6 +42,14 @@ pub trait Layer: Debug + Send + Sync + 'static {
     /// What becomes of the input's mask if [`call`](Layer::call) does not say so.
     fn mask_rule(&self) -> MaskRule {
         MaskRule::Stop
+    }
+
+    /// The penalty on the layer's outputs, which is added to the loss, divided by the size of the batch.
+    ///
+    /// # Errors
+    /// If the regularizer has an unknown name.
+    fn activity_penalty(&self) -> Result<Option<Regularizer>> {
+        Ok(None)
     }
 
     /// How several inputs are passed.

@@ -3,7 +3,7 @@
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
-use phalanx_graph::{DType, FeedId, Type};
+use phalanx_graph::{DType, FeedId, Graph, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -47,6 +47,35 @@ pub(crate) enum IoStructure {
 impl IoStructure {
     fn for_symbols(symbols: &[Symbol]) -> IoStructure {
         if symbols.len() == 1 { IoStructure::Single } else { IoStructure::List }
+    }
+}
+
+/// What calls the layers of a model while it is lowered.
+pub(crate) trait Caller {
+    /// The graph so far.
+    fn graph(&self) -> &Graph;
+
+    /// Calls a layer; `name` is its name in the model.
+    fn call(
+        &mut self,
+        layer: &LayerHandle,
+        name: &str,
+        arguments: &Arguments<Operand>,
+    ) -> Result<Vec<Operand>>;
+}
+
+impl Caller for Lowering {
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn call(
+        &mut self,
+        layer: &LayerHandle,
+        name: &str,
+        arguments: &Arguments<Operand>,
+    ) -> Result<Vec<Operand>> {
+        self.call_with(layer, name, arguments)
     }
 }
 
@@ -182,16 +211,16 @@ impl Definition {
     /// inside another model.
     pub(crate) fn lower(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
     ) -> Result<Vec<Operand>> {
-        self.lower_with(low, inputs, prefix, |_| {})
+        self.lower_with(caller, inputs, prefix, |_| {})
     }
 
     fn lower_with(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
         mut on_call: impl FnMut(Vec<Type>),
@@ -217,13 +246,13 @@ impl Definition {
             let arguments = model_call.call.arguments.map(|i| operands[*i]);
             let out = match &model_call.call.callee {
                 Callee::Input(_) => values[&id].clone(),
-                Callee::Layer(layer) => low.call_with(layer, &name, &arguments)?,
+                Callee::Layer(layer) => caller.call(layer, &name, &arguments)?,
                 Callee::Model(inner) => {
                     let inputs = inner.inputs_of(&arguments);
-                    inner.lower(low, &inputs, &format!("{name}/"))?
+                    inner.lower(caller, &inputs, &format!("{name}/"))?
                 }
             };
-            on_call(out.iter().map(|operand| low.graph.ty(operand.node).clone()).collect());
+            on_call(out.iter().map(|operand| caller.graph().ty(operand.node).clone()).collect());
             values.insert(id, out);
         }
         self.outputs.iter().map(|s| self.operand(&values, s)).collect()

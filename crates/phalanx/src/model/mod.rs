@@ -19,8 +19,8 @@ mod training;
 
 pub use calls::LayerCall;
 pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};
+pub(crate) use definition::{Caller, IoStructure, ModelCall, snake_case};
 pub use definition::{Definition, ModelKind};
-pub(crate) use definition::{IoStructure, ModelCall, snake_case};
 pub use evaluate::Inference;
 pub use fit::Fit;
 pub use logs::Logs;
@@ -127,6 +127,11 @@ impl Model {
     /// [`read_metadata`](crate::saving::read_metadata).
     pub fn set_metadata(&self, key: &str, value: impl Into<String>) {
         self.def.notes().insert(key.into(), value.into());
+    }
+
+    /// Returns the structure, to share it.
+    pub(crate) fn shared_definition(&self) -> Arc<Definition> {
+        self.def.clone()
     }
 
     /// Returns the structure.

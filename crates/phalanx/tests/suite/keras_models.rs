@@ -67,11 +67,17 @@ fn run(case: &Case<'_>, strategy: MirroredStrategy) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
+/// The models of Python Keras.
+fn fixtures() -> [Fixture; 2] {
+    ["models", "more_models"].map(Fixture::load)
+}
+
 fn check(strategy: impl Fn() -> MirroredStrategy) {
-    let fixture = Fixture::load("models");
     let mut wrong = vec![];
-    for case in fixture.cases() {
-        match run(&case, strategy()) {
+    for case in fixtures().iter().flat_map(Fixture::cases) {
+        // Keras computes the statistics of a batch over all of it.
+        let over_batch = case.json["batch_statistics"] == true;
+        match run(&case, strategy().deterministic(over_batch)) {
             Ok(list) => wrong.extend(list.into_iter().map(|w| format!("{}: {w}", case.name))),
             Err(e) => wrong.push(format!("{}: {e}", case.name)),
         }
@@ -92,9 +98,8 @@ fn three_replicas_train_as_one() {
 /// Every op is in some model, and no class of Keras is both known and refused.
 #[test]
 fn every_op_has_a_case() {
-    let fixture = Fixture::load("models");
     let mut covered: Vec<String> = vec![];
-    for case in fixture.cases() {
+    for case in fixtures().iter().flat_map(Fixture::cases) {
         let ops = case.json["ops"].as_array().into_iter().flatten();
         covered.extend(ops.map(|op| op.as_str().unwrap().to_string()));
     }

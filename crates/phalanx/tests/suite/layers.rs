@@ -131,8 +131,8 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
 }
 
 /// Every layer's cases.
-fn fixtures() -> [Fixture; 2] {
-    ["layers", "image_layers"].map(Fixture::load)
+fn fixtures() -> [Fixture; 3] {
+    ["layers", "more_layers", "image_layers"].map(Fixture::load)
 }
 
 #[test]
