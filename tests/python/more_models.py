@@ -101,9 +101,10 @@ def spectral_normalization_shared(rng):
     x, y = keras.Input((5,)), keras.Input((5,))
     layer = L.SpectralNormalization(L.Dense(3))
     table = L.SpectralNormalization(L.Embedding(7, 3))
-    i = keras.Input((4,), dtype="int32")
+    # Keras casts the output to the type of the input.
+    i = keras.Input((4,))
     outputs = [layer(x), layer(y), L.Flatten()(table(i))]
-    return keras.Model([x, y, i], outputs), [normal(rng, 4, 5), normal(rng, 4, 5), words(rng, (4, 4), 7, False)]
+    return keras.Model([x, y, i], outputs), [normal(rng, 4, 5), normal(rng, 4, 5), words(rng, (4, 4), 7, False).astype("float32")]
 
 
 def reversible(name, **options):
@@ -183,6 +184,84 @@ def masked_batch_normalization(rng):
     y = L.Embedding(9, 4, mask_zero=True)(x)
     y = L.BatchNormalization(momentum=0.7)(y)
     return keras.Model(x, L.Dense(2)(L.LSTM(3)(y))), words(rng, (6, 5))
+
+
+@case
+def odd_convolutions(rng):
+    first, last = keras.Input((4, 8, 8)), keras.Input((9, 4))
+    a = L.Conv2D(6, (3, 2), groups=2, dilation_rate=(2, 1), data_format="channels_first", activation="tanh")(first)
+    a = L.MaxPooling2D((2, 1), strides=1, padding="same", data_format="channels_first")(a)
+    a = L.Conv2DTranspose(4, 3, strides=2, data_format="channels_first")(a)
+    a = L.GlobalAveragePooling2D(data_format="channels_first", keepdims=True)(a)
+    b = L.Conv1D(4, 3, padding="causal", dilation_rate=2, groups=2)(last)
+    b = L.SeparableConv1D(5, 2, depth_multiplier=2, padding="same")(b)
+    b = L.AveragePooling1D(2, strides=3, padding="same")(b)
+    b = L.UpSampling1D(2)(L.ZeroPadding1D((1, 2))(L.Cropping1D((1, 0))(b)))
+    return keras.Model([first, last], [a, b]), [normal(rng, 3, 4, 8, 8), normal(rng, 3, 9, 4)]
+
+
+@case
+def odd_shapes(rng):
+    x = keras.Input((4, 6))
+    a = L.Dense(6)(x)
+    b = L.Permute((2, 1))(L.Reshape((-1, 3))(a))
+    c = L.Concatenate(axis=1)([a, L.RepeatVector(2)(L.Dense(6)(L.Flatten()(x)))])
+    d = L.Concatenate(axis=-2)([a, c, a])
+    e = L.Flatten(data_format="channels_first")(L.Reshape((2, -1, 2))(a))
+    return keras.Model(x, [b, d, e]), normal(rng, 3, 4, 6)
+
+
+@case
+def odd_normalizations(rng):
+    x = keras.Input((4, 6))
+    y = L.Normalization(axis=None, mean=0.3, variance=2.0)(x)
+    y = L.Normalization(axis=(1, 2), mean=np.ones((4, 6)) * 0.1, variance=np.ones((4, 6)))(y)
+    y = L.LayerNormalization(axis=[1, 2], center=False)(L.Dense(6)(y))
+    y = L.LayerNormalization(axis=-2, scale=False)(y)
+    y = L.GroupNormalization(groups=2, axis=1)(y)
+    y = L.UnitNormalization(axis=[1, 2])(L.RMSNormalization()(y))
+    y = L.BatchNormalization(axis=1, trainable=False)(y)
+    return keras.Model(x, L.Softmax(axis=[1, 2])(y)), normal(rng, 3, 4, 6)
+
+
+@case
+def odd_attention(rng):
+    q, v = keras.Input((3, 4, 5)), keras.Input((6, 5))
+    a = L.MultiHeadAttention(2, 3, value_dim=4, attention_axes=(1, 2), output_shape=(7,), use_bias=False)(q, q)
+    b = L.MultiHeadAttention(2, 3, attention_axes=2, use_gate=True)(q, q)
+    c, scores = L.Attention(use_scale=True, score_mode="concat")([v, v], return_attention_scores=True)
+    d = L.AdditiveAttention(use_scale=False)([v, L.Dense(5)(v), v])
+    return keras.Model([q, v], [a, b, c, scores, d]), [normal(rng, 3, 3, 4, 5), normal(rng, 3, 6, 5)]
+
+
+@case
+def odd_merges(rng):
+    x, y, z = keras.Input((4, 3)), keras.Input((1, 3)), keras.Input((3,))
+    x2, y2, z2 = L.Dense(3)(x), L.Dense(3)(y), L.Dense(3)(z)
+    outputs = [L.Add()([x2, y2, z2]), L.Multiply()([z2, x2]), L.Average()([y2, x2]), L.Subtract()([x2, z2])]
+    outputs += [L.Maximum()([x2, y2]), L.Minimum()([y2, z2])]
+    return keras.Model([x, y, z], outputs), [normal(rng, 3, 4, 3), normal(rng, 3, 1, 3), normal(rng, 3, 3)]
+
+
+@case
+def odd_options(rng):
+    policy = keras.dtype_policies.DTypePolicy("float32")
+    x = keras.Input((6,), dtype="float32", name="the input")
+    y = L.Dense(5, dtype="float32", trainable=False, name="dense.one")(x)
+    y = L.Dense(5, dtype=policy, autocast=False, lora_rank=None, activation=L.LeakyReLU(negative_slope=0.1))(y)
+    y = L.Dropout(0.0, noise_shape=(None, 1), seed=3, dtype=policy)(y)
+    y = L.PReLU(alpha_initializer=keras.initializers.Constant(0.2))(L.Activation("hard_swish")(y))
+    return keras.Model(x, L.ReLU(max_value=2, negative_slope=0.1, threshold=0.2)(y)), normal(rng, 5, 6)
+
+
+@case
+def odd_recurrent(rng):
+    x = keras.Input((5, 3))
+    cells = [L.GRUCell(3, reset_after=False), L.SimpleRNNCell(2, activation="relu")]
+    y, *states = L.RNN(cells, return_state=True, return_sequences=True, go_backwards=True, unroll=True)(x)
+    z = L.Bidirectional(L.RNN(L.LSTMCell(2), return_sequences=True), merge_mode="sum")(x)
+    w = L.Bidirectional(L.LSTM(2, return_state=True, return_sequences=True), merge_mode=None)(x)
+    return keras.Model(x, [y, *states, z, *w]), normal(rng, 4, 5, 3)
 
 
 def whole(h):

@@ -52,6 +52,8 @@ pub struct Lowering {
     pub losses: Vec<NodeId>,
     /// Weights that a wrapper replaces for the rest of the pass, without changing their stored values.
     replaced: Vec<(ParamId, NodeId)>,
+    /// The nodes of the weights that were read, by parameter.
+    read: Vec<Option<NodeId>>,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
     streams: u32,
@@ -73,6 +75,7 @@ impl Lowering {
             constants: vec![],
             losses: vec![],
             replaced: vec![],
+            read: vec![],
             synchronized: false,
             streams: 0,
             calls: 0,
@@ -82,7 +85,13 @@ impl Lowering {
     /// Returns the value of a parameter. As in Keras, a later call of a shared layer reads what an earlier call assigned.
     fn value(&mut self, param: ParamId) -> NodeId {
         let changed = self.assigns.iter().chain(&self.replaced).rev().find(|(p, _)| *p == param);
-        changed.map(|(_, node)| *node).unwrap_or_else(|| self.graph.param(param))
+        if let Some((_, node)) = changed {
+            return *node;
+        }
+        if self.read.len() <= param.index() {
+            self.read.resize(param.index() + 1, None);
+        }
+        *self.read[param.index()].get_or_insert_with(|| self.graph.param(param))
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.

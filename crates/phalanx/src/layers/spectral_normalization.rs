@@ -116,7 +116,7 @@ impl Layer for SpectralNormalization {
         if !cx.training() {
             let y = cx.call_sublayer("layer", &*self.layer, self.trainable, &arguments)?;
             self.vector(cx)?;
-            return Ok(outputs(y));
+            return outputs(cx, y);
         }
         // This call only declares the weights. Its value is not used.
         cx.call_sublayer_inside("layer", &*self.layer, self.trainable, &arguments)?;
@@ -140,12 +140,23 @@ impl Layer for SpectralNormalization {
         cx.reuse_weights();
         let y = cx.call_sublayer("layer", &*self.layer, self.trainable, &arguments)?;
         self.vector(cx)?;
-        Ok(outputs(y))
+        outputs(cx, y)
     }
 }
 
-fn outputs(operands: Vec<Operand>) -> Outputs {
-    operands.into_iter().map(|operand| operand.node).collect::<Vec<_>>().into()
+/// The outputs of the layer. As in Keras, they have the element type of the input.
+fn outputs(cx: &mut LayerContext<'_>, operands: Vec<Operand>) -> Result<Outputs> {
+    let input = cx.arguments().positional_tensors().first().map(|operand| operand.node);
+    let dtype = input.map(|input| cx.ty(input).dtype);
+    let mut nodes = vec![];
+    for Operand { node, .. } in operands {
+        let narrowed = dtype.filter(|dtype| *dtype != cx.ty(node).dtype);
+        nodes.push(match narrowed {
+            Some(dtype) => cx.graph().cast(node, dtype)?,
+            None => node,
+        });
+    }
+    Ok(nodes.into())
 }
 
 impl<'de> Deserialize<'de> for SpectralNormalization {

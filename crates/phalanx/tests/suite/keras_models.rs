@@ -27,7 +27,11 @@ fn compare(what: &str, received: &[Tensor], expected: &[&Tensor], tolerance: f64
             wrong.push(format!("{what} {i}: expected {expected:?}, received {received:?}"));
             continue;
         }
-        let d = difference_to_scale(received.f32().unwrap(), expected.f32().unwrap());
+        let (Some(received), Some(expected)) = (received.f32(), expected.f32()) else {
+            wrong.push(format!("{what} {i}: not floats"));
+            continue;
+        };
+        let d = difference_to_scale(received, expected);
         if d > tolerance || d.is_nan() {
             wrong.push(format!("{what} {i}: {d:.1e}"));
         }

@@ -37,7 +37,8 @@ fn values(key: &str) -> Vec<Value> {
     list.as_array().cloned().unwrap_or_default()
 }
 
-const SHAPES: [&[usize]; 7] = [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2]];
+const SHAPES: [&[usize]; 8] =
+    [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2], &[1, 2, 2, 2, 1]];
 
 /// The keys of a class, from its own config once it can be created.
 fn plain(class: &str) -> Map<String, Value> {
@@ -60,6 +61,11 @@ fn plain(class: &str) -> Map<String, Value> {
         if !error(&less).is_some_and(|e| e.contains(&format!("missing key `{key}`"))) {
             config = less;
         }
+    }
+    if class == "SpectralNormalization" {
+        // It needs a layer with a kernel of its own.
+        let dense = json!({ "class_name": "Dense", "config": { "units": 2 } });
+        config.insert("layer".into(), dense);
     }
     config
 }
