@@ -18,8 +18,9 @@ pub fn batch(model: &Model, outputs: &[Output], batch: usize) -> Result<Arrays> 
     });
     let index_limit = rows.min().unwrap_or(2).max(1);
     let mut inputs = vec![];
-    for (dims, dtype) in model.input_shapes().iter().zip(model.input_dtypes()) {
-        let (dims, len) = batch_dims(batch, dims)?;
+    for (shape, dtype) in model.input_shapes().iter().zip(model.input_dtypes()) {
+        let dims = shape.known().context("expected a model without open sizes")?;
+        let (dims, len) = batch_dims(batch, &dims)?;
         inputs.push(match dtype {
             DType::I32 => Tensor::new(dims, filled(len, batch, || rng.below(index_limit) as i32)?)?,
             _ => Tensor::new(dims, filled(len, batch, || rng.unit() as f32)?)?,

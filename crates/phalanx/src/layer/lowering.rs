@@ -3,6 +3,7 @@
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
 use crate::regularizers::Regularizer;
+use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
 
@@ -50,14 +51,33 @@ pub struct Lowering {
     pub constants: Vec<(ParamId, Vec<f32>)>,
     /// Terms that layers add to the loss: one number per sample, or one for the whole batch.
     pub losses: Vec<NodeId>,
-    /// Weights that a wrapper replaces for the rest of the pass, without changing their stored values.
-    replaced: Vec<(ParamId, NodeId)>,
-    /// The nodes of the weights that were read, by parameter.
-    read: Vec<Option<NodeId>>,
+    pub(super) values: WeightValues,
+    /// Whether some layers have mixed precision, so that layers with 32-bit floats must keep them.
+    pub mixed: bool,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
+    /// Whether the model is lowered for several sizes of its inputs. Constants, which may depend on them, then are feeds.
+    pub open_sizes: bool,
+    /// The values of the constants that are feeds, in the order of these feeds.
+    pub fed_constants: Vec<Vec<f32>>,
+    counters: Counters,
+}
+
+/// What the weights are in this pass.
+#[derive(Debug, Default)]
+pub(super) struct WeightValues {
+    /// Weights that a wrapper replaces for the rest of the pass, without changing their stored values.
+    pub(super) replaced: Vec<(ParamId, NodeId)>,
+    /// The nodes of the weights that were read, by parameter.
+    read: Vec<Option<NodeId>>,
+}
+
+/// What was counted so far.
+#[derive(Debug, Default)]
+struct Counters {
+    /// Random streams.
     streams: u32,
-    /// The calls of layers and sublayers so far.
+    /// Calls of layers and sublayers.
     calls: usize,
 }
 
@@ -74,24 +94,27 @@ impl Lowering {
             assigns: vec![],
             constants: vec![],
             losses: vec![],
-            replaced: vec![],
-            read: vec![],
+            values: WeightValues::default(),
+            mixed: false,
             synchronized: false,
-            streams: 0,
-            calls: 0,
+            open_sizes: false,
+            fed_constants: vec![],
+            counters: Counters::default(),
         }
     }
 
     /// Returns the value of a parameter. As in Keras, a later call of a shared layer reads what an earlier call assigned.
-    fn value(&mut self, param: ParamId) -> NodeId {
-        let changed = self.assigns.iter().chain(&self.replaced).rev().find(|(p, _)| *p == param);
+    pub(super) fn value(&mut self, param: ParamId) -> NodeId {
+        let changed =
+            self.assigns.iter().chain(&self.values.replaced).rev().find(|(p, _)| *p == param);
         if let Some((_, node)) = changed {
             return *node;
         }
-        if self.read.len() <= param.index() {
-            self.read.resize(param.index() + 1, None);
+        let read = &mut self.values.read;
+        if read.len() <= param.index() {
+            read.resize(param.index() + 1, None);
         }
-        *self.read[param.index()].get_or_insert_with(|| self.graph.param(param))
+        *read[param.index()].get_or_insert_with(|| self.graph.param(param))
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
@@ -121,6 +144,9 @@ impl Lowering {
         arguments: &Arguments<Operand>,
     ) -> Result<Vec<Operand>> {
         let outer = self.graph.enter(name);
+        if self.mixed && layer.dtype_policy() == Some(Policy::Float32) {
+            self.graph.keep_wide();
+        }
         let mut cx = LayerContext {
             lowering: self,
             layer,
@@ -142,21 +168,21 @@ impl Lowering {
 
 /// The context of a layer's `call`: the graph, the arguments, the layer's weights and the mode.
 pub struct LayerContext<'a> {
-    lowering: &'a mut Lowering,
-    layer: &'a LayerHandle,
-    name: &'a str,
-    arguments: &'a Arguments<Operand>,
+    pub(super) lowering: &'a mut Lowering,
+    pub(super) layer: &'a LayerHandle,
+    pub(super) name: &'a str,
+    pub(super) arguments: &'a Arguments<Operand>,
     /// The path of the sublayer that is called, empty for the layer itself.
-    sublayer: String,
-    frozen_sublayer: bool,
+    pub(super) sublayer: String,
+    pub(super) frozen_sublayer: bool,
     /// The first weight of the layer or sublayer.
-    first: usize,
-    declared: usize,
+    pub(super) first: usize,
+    pub(super) declared: usize,
 }
 
 impl LayerContext<'_> {
     /// Calls `layer` on this context's arguments, applies its mask rule and adds its activity penalty.
-    fn run(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+    pub(super) fn run(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
         let outputs = self.run_call(layer)?;
         if let Some(regularizer) = layer.activity_penalty()? {
             for output in &outputs {
@@ -167,9 +193,9 @@ impl LayerContext<'_> {
     }
 
     /// The same without the penalty.
-    fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
-        self.lowering.calls += 1;
-        if self.lowering.calls > MAX_CALLS {
+    pub(super) fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+        self.lowering.counters.calls += 1;
+        if self.lowering.counters.calls > MAX_CALLS {
             let expected = format!("a model of at most {MAX_CALLS} calls");
             return Err(self.argument("calls", &expected, "more"));
         }
@@ -183,119 +209,6 @@ impl LayerContext<'_> {
         };
         let masks = masks.unwrap_or_else(|| vec![passed; nodes.len()]);
         Ok(nodes.into_iter().zip(masks).map(|(node, mask)| Operand { node, mask }).collect())
-    }
-
-    /// Calls a layer that this layer is made of. `attribute` is Keras' name for it. Its weights belong to this layer.
-    ///
-    /// # Errors
-    /// If the sublayer refuses its arguments.
-    pub fn call_sublayer(
-        &mut self,
-        attribute: &str,
-        layer: &dyn Layer,
-        trainable: bool,
-        arguments: &Arguments<Operand>,
-    ) -> Result<Vec<Operand>> {
-        self.sublayer(attribute, layer, trainable, arguments, true)
-    }
-
-    /// Like [`call_sublayer`](Self::call_sublayer), without the penalty on the sublayer's outputs. Keras' `layer.call(x)`
-    /// omits it, `layer(x)` does not.
-    ///
-    /// # Errors
-    /// If the sublayer refuses its arguments.
-    pub(crate) fn call_sublayer_inside(
-        &mut self,
-        attribute: &str,
-        layer: &dyn Layer,
-        trainable: bool,
-        arguments: &Arguments<Operand>,
-    ) -> Result<Vec<Operand>> {
-        self.sublayer(attribute, layer, trainable, arguments, false)
-    }
-
-    /// Declares the weights of a layer of a nested model, which belong to this layer. Values that the layer has are kept.
-    /// Returns the number of the first, counting from this layer's first.
-    pub(crate) fn declare_weights_of(&mut self, path: &str, layer: &LayerHandle) -> Result<usize> {
-        let first = self.declared - self.first;
-        layer.sync_to_host()?;
-        let weights: Vec<Weight> = layer.weights().clone();
-        self.in_sublayer(path, layer.trainable(), |cx| {
-            for weight in weights {
-                cx.weight(weight.spec)?;
-                if let Some(own) = cx.layer.weights().get_mut(cx.declared - 1)
-                    && own.values.is_none()
-                {
-                    own.values = weight.values;
-                }
-            }
-            Ok(first)
-        })
-    }
-
-    /// Calls a layer of a nested model: its path and the number of its first weight, as
-    /// [`declare_weights_of`](Self::declare_weights_of) returned it.
-    pub(crate) fn call_sublayer_at(
-        &mut self,
-        (path, first): (&str, usize),
-        layer: &LayerHandle,
-        arguments: &Arguments<Operand>,
-    ) -> Result<Vec<Operand>> {
-        let declared = std::mem::replace(&mut self.declared, self.first + first);
-        let out = self.sublayer(path, layer.layer(), layer.trainable(), arguments, true);
-        self.declared = declared;
-        out
-    }
-
-    fn sublayer(
-        &mut self,
-        attribute: &str,
-        layer: &dyn Layer,
-        trainable: bool,
-        arguments: &Arguments<Operand>,
-        regularize: bool,
-    ) -> Result<Vec<Operand>> {
-        self.in_sublayer(attribute, trainable, |cx| {
-            let mut inner = LayerContext {
-                lowering: &mut *cx.lowering,
-                layer: cx.layer,
-                name: cx.name,
-                arguments,
-                sublayer: cx.sublayer.clone(),
-                frozen_sublayer: cx.frozen_sublayer,
-                first: cx.first,
-                declared: cx.declared,
-            };
-            let out = if regularize { inner.run(layer) } else { inner.run_call(layer) };
-            cx.declared = inner.declared;
-            out
-        })
-    }
-
-    /// Makes the next weights the ones that this layer declared first, to call a sublayer again.
-    pub fn reuse_weights(&mut self) {
-        self.declared = self.first;
-    }
-
-    /// Runs `body` as part of a sublayer: the weights that it declares belong to that sublayer.
-    ///
-    /// # Errors
-    /// Those of `body`.
-    pub fn in_sublayer<T>(
-        &mut self,
-        attribute: &str,
-        trainable: bool,
-        body: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
-        let separator = if self.sublayer.is_empty() { "" } else { "/" };
-        let path = format!("{}{separator}{attribute}", self.sublayer);
-        let outer = std::mem::replace(&mut self.sublayer, path);
-        let (frozen, first) = (self.frozen_sublayer, self.first);
-        self.frozen_sublayer |= !trainable;
-        self.first = self.declared;
-        let out = body(self);
-        (self.sublayer, self.frozen_sublayer, self.first) = (outer, frozen, first);
-        out
     }
 
     /// Returns the arguments of the call.
@@ -442,6 +355,11 @@ impl LayerContext<'_> {
         match weights.get_mut(index) {
             None => weights.push(Weight { spec: spec.clone(), values: None }),
             Some(existing) if existing.spec.dims == spec.dims => existing.spec = spec.clone(),
+            Some(existing) if self.lowering.open_sizes && existing.values.is_none() => {
+                let received = format!("{:?} and {:?}", existing.spec.dims, spec.dims);
+                let (layer, weight) = (self.name.into(), spec.name);
+                return Err(Error::OpenWeight { layer, weight, received });
+            }
             Some(existing) => {
                 let (expected, received) = (format!("{:?}", existing.spec.dims), &spec.dims);
                 return Err(self.argument(
@@ -472,41 +390,10 @@ impl LayerContext<'_> {
     }
 
     /// Returns the parameter of a weight that this layer or sublayer has declared.
-    fn declared_param(&self, index: usize) -> Option<ParamId> {
+    pub(super) fn declared_param(&self, index: usize) -> Option<ParamId> {
         let index = self.first + index;
         let weights = &self.lowering.weights;
         weights.iter().find(|w| w.layer.same(self.layer) && w.index == index).map(|w| w.param)
-    }
-
-    /// Returns how many weights this layer or sublayer has declared so far.
-    pub(crate) fn declared_weights(&self) -> usize {
-        self.declared - self.first
-    }
-
-    /// Returns the declaration of a weight of this layer or sublayer.
-    pub(crate) fn declared_weight(&self, index: usize) -> Option<WeightSpec> {
-        let spec = |weight: &Weight| weight.spec.clone();
-        (index < self.declared_weights())
-            .then(|| self.layer.weights().get(self.first + index).map(spec))
-            .flatten()
-    }
-
-    /// Lists a weight of a sublayer among the layer's own weights too, as Keras does for the kernel of a wrapped layer.
-    pub(crate) fn list_twice(&mut self, index: usize) {
-        if let Some(weight) = self.layer.weights().get_mut(self.first + index) {
-            weight.spec.listed_twice = true;
-        }
-    }
-
-    /// Returns the present value of a declared weight.
-    pub(crate) fn weight_value(&mut self, index: usize) -> Option<NodeId> {
-        self.declared_param(index).map(|param| self.lowering.value(param))
-    }
-
-    /// Replaces a declared weight for the rest of the pass. The stored weight stays as it is.
-    pub(crate) fn replace_weight(&mut self, index: usize, value: NodeId) {
-        let param = self.declared_param(index);
-        self.lowering.replaced.extend(param.map(|param| (param, value)));
     }
 
     /// Adds a constant from the layer's config. It is not a weight and is never saved.
@@ -516,6 +403,11 @@ impl LayerContext<'_> {
     pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
         let full_name = format!("{}/{name}", self.name);
+        if self.lowering.open_sizes {
+            let feed = self.lowering.graph.add_feed(&full_name, Type::mirrored(dims));
+            self.lowering.fed_constants.push(values);
+            return self.lowering.graph.feed(feed);
+        }
         let param = self.lowering.graph.add_param(&full_name, dims, false);
         self.lowering.constants.push((param, values));
         self.lowering.graph.param(param)
@@ -531,8 +423,8 @@ impl LayerContext<'_> {
 
     /// Returns a random stream that only this call uses.
     pub fn stream(&mut self) -> u32 {
-        self.lowering.streams += 1;
-        self.lowering.streams
+        self.lowering.counters.streams += 1;
+        self.lowering.counters.streams
     }
 
     /// Returns the scope over which batch statistics are reduced.

@@ -1,9 +1,12 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
+use super::caller::Caller;
+use super::shape::ValueType;
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
-use phalanx_graph::{DType, FeedId, Graph, Type};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{DType, FeedId, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,7 +33,7 @@ pub(crate) struct ModelCall {
     /// Index of the called member.
     pub member: usize,
     /// Types of the outputs.
-    pub types: Vec<Type>,
+    pub types: Vec<ValueType>,
 }
 
 /// The structure of a model's inputs or outputs, as in model files.
@@ -50,35 +53,6 @@ impl IoStructure {
     }
 }
 
-/// What calls the layers of a model while it is lowered.
-pub(crate) trait Caller {
-    /// The graph so far.
-    fn graph(&self) -> &Graph;
-
-    /// Calls a layer; `name` is its name in the model.
-    fn call(
-        &mut self,
-        layer: &LayerHandle,
-        name: &str,
-        arguments: &Arguments<Operand>,
-    ) -> Result<Vec<Operand>>;
-}
-
-impl Caller for Lowering {
-    fn graph(&self) -> &Graph {
-        &self.graph
-    }
-
-    fn call(
-        &mut self,
-        layer: &LayerHandle,
-        name: &str,
-        arguments: &Arguments<Operand>,
-    ) -> Result<Vec<Operand>> {
-        self.call_with(layer, name, arguments)
-    }
-}
-
 /// The structure of a model, shared by everything that uses it.
 #[derive(Debug)]
 pub struct Definition {
@@ -86,14 +60,26 @@ pub struct Definition {
     pub(crate) kind: ModelKind,
     pub(crate) inputs: Vec<Symbol>,
     pub(crate) outputs: Vec<Symbol>,
-    pub(crate) output_types: Vec<Type>,
+    pub(crate) output_types: Vec<ValueType>,
     pub(crate) members: Vec<Member>,
     pub(crate) calls: Vec<ModelCall>,
     /// Metadata written to the weights files.
     notes: Mutex<BTreeMap<String, String>>,
     pub(crate) input_structure: IoStructure,
     pub(crate) output_structure: IoStructure,
+    /// The size that stands for open ones where an example is needed.
+    example: usize,
 }
+
+/// The types of a model's values for inputs of some sizes.
+struct Inferred {
+    calls: Vec<Vec<Type>>,
+    outputs: Vec<Type>,
+}
+
+/// Pairs of sizes that stand for the open ones while types are inferred. An axis whose size differs between them is open.
+/// The first sizes survive many poolings; the others are for layers that refuse large ones.
+const PROBES: [[usize; 2]; 4] = [[256, 384], [64, 96], [16, 24], [4, 6]];
 
 impl Definition {
     /// Orders the calls between inputs and outputs, names the layers and checks all shapes.
@@ -118,11 +104,12 @@ impl Definition {
                 let received = format!("input {i} twice");
                 return Err(Error::argument(owner, "inputs", "each Input once", received));
             }
-            let ty = input.ty();
-            if input.dims.contains(&0) {
-                let received = ty.shape_text();
+            let shape = input.known_shape();
+            if shape.sizes().contains(&Some(0)) {
+                let received = shape.to_string();
                 return Err(Error::argument(owner, "input shape", "sizes above zero", received));
             }
+            let ty = input.ty(&shape.with_open(1));
             ty.check_limits().map_err(|e| e.in_layer(&input_name(input, i)))?;
         }
         for call in &order {
@@ -130,7 +117,7 @@ impl Definition {
             if !model_inputs.contains(&Arc::as_ptr(call)) {
                 let name = input.name.as_deref().map_or(String::new(), |n| format!(" '{n}'"));
                 let received =
-                    format!("outputs that need an Input{name} {} besides", input.ty().shape_text());
+                    format!("outputs that need an Input{name} {} besides", input.known_shape());
                 return Err(Error::argument(owner, "inputs", "every Input in use", received));
             }
         }
@@ -150,6 +137,7 @@ impl Definition {
                 .map(|(call, member)| ModelCall { call, member, types: vec![] })
                 .collect(),
             notes: Mutex::default(),
+            example: PROBES[0][0],
         };
         def.infer_types()?;
         Ok(def)
@@ -160,22 +148,92 @@ impl Definition {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lowers the model once in inference mode to infer shapes, declare weights and report errors.
+    /// Lowers the model in inference mode to infer types, declare weights and report errors: once, or for two sizes if
+    /// sizes of the inputs are open.
     fn infer_types(&mut self) -> Result<()> {
-        let mut low = Lowering::new(false);
-        let feeds = self.feeds(&mut low);
-        let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-        let mut types = vec![];
-        let outputs = self.lower_with(&mut low, &inputs, "", |of_call| types.push(of_call))?;
-        self.output_types = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
+        let (calls, outputs) = match self.is_open() {
+            false => {
+                let Inferred { calls, outputs } = self.infer(&self.example_shapes(), false)?;
+                let known = |types: Vec<Type>| types.into_iter().map(ValueType::known).collect();
+                (calls.into_iter().map(known).collect(), known(outputs))
+            }
+            true => self.infer_open()?,
+        };
+        self.output_types = outputs;
         if let Some(ty) = self.output_types.iter().find(|ty| !ty.is_rows()) {
             let (owner, received) = (format!("model '{}'", self.name), ty.shape_text());
             return Err(Error::argument(owner, "outputs", "one value per sample", received));
         }
-        for (model_call, types) in self.calls.iter_mut().zip(types) {
+        for (model_call, types) in self.calls.iter_mut().zip(calls) {
             model_call.types = types;
         }
         Ok(())
+    }
+
+    /// Infers types with the first sizes that all layers accept. If there are none, the error is that of the first
+    /// sizes, or of a weight that depends on them.
+    fn infer_open(&mut self) -> Result<(Vec<Vec<ValueType>>, Vec<ValueType>)> {
+        let layers = self.layers();
+        let declared: Vec<usize> = layers.iter().map(|(_, layer)| layer.weights().len()).collect();
+        let mut error = None;
+        for probe in PROBES {
+            match self.infer_pair(probe) {
+                Ok(types) => {
+                    self.example = probe[0];
+                    return Ok(types);
+                }
+                Err(failed) => {
+                    // The weights of this attempt may have other shapes than those of the next.
+                    for ((_, layer), declared) in layers.iter().zip(&declared) {
+                        layer.weights().truncate(*declared);
+                    }
+                    let dependent = matches!(failed, Error::OpenWeight { .. });
+                    if dependent || error.is_none() {
+                        error = Some(failed);
+                    }
+                    if dependent {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(error.expect("there are sizes to try"))
+    }
+
+    fn infer_pair(&self, sizes: [usize; 2]) -> Result<(Vec<Vec<ValueType>>, Vec<ValueType>)> {
+        let [first, second] = sizes.map(|size| self.infer(&self.shapes_with(size), true));
+        let (first, second) = (first?, second?);
+        let merge = |name: &str, first: Vec<Type>, second: &[Type]| -> Result<Vec<ValueType>> {
+            let same_count = first.len() == second.len();
+            let pairs = first.into_iter().zip(second);
+            let merged: Option<Vec<ValueType>> =
+                pairs.map(|(a, b)| ValueType::of_two(a, b)).collect();
+            merged.filter(|_| same_count).ok_or_else(|| {
+                let expected = "as many outputs and axes for all sizes of its inputs";
+                let owner = format!("layer '{name}'");
+                Error::argument(owner, "open sizes", expected, "others for other sizes")
+            })
+        };
+        let mut calls = vec![];
+        for ((call, first), second) in self.calls.iter().zip(first.calls).zip(&second.calls) {
+            calls.push(merge(&self.members[call.member].name, first, second)?);
+        }
+        Ok((calls, merge(&self.name, first.outputs, &second.outputs)?))
+    }
+
+    /// Infers the types for inputs of these shapes. `open` says that other shapes follow.
+    fn infer(&self, shapes: &[Vec<usize>], open: bool) -> Result<Inferred> {
+        let mut low = Lowering::new(false);
+        low.open_sizes = open;
+        let mut calls = vec![];
+        let outputs = self.lower_on_feeds_with(&mut low, shapes, |types| calls.push(types))?;
+        let outputs = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
+        Ok(Inferred { calls, outputs })
+    }
+
+    /// Returns the types of the outputs for inputs of these shapes.
+    pub(crate) fn output_types_for(&self, shapes: &[Vec<usize>]) -> Result<Vec<Type>> {
+        Ok(self.infer(shapes, self.is_open())?.outputs)
     }
 
     /// Returns whether the model is sequential or functional.
@@ -183,10 +241,24 @@ impl Definition {
         self.kind
     }
 
-    /// Declares one feed per input.
-    pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
-        let feed = |i| low.graph.add_feed(&self.input_name(i), self.input(i).ty());
-        (0..self.inputs.len()).map(feed).collect()
+    /// Returns whether sizes of the inputs are open.
+    pub(crate) fn is_open(&self) -> bool {
+        (0..self.inputs.len()).any(|i| self.input(i).known_shape().is_open())
+    }
+
+    /// Returns the shapes of the inputs, with examples of open sizes.
+    pub(crate) fn example_shapes(&self) -> Vec<Vec<usize>> {
+        self.shapes_with(self.example)
+    }
+
+    fn shapes_with(&self, open: usize) -> Vec<Vec<usize>> {
+        (0..self.inputs.len()).map(|i| self.input(i).known_shape().with_open(open)).collect()
+    }
+
+    /// Declares one feed per input of these shapes.
+    fn feeds(&self, low: &mut Lowering, shapes: &[Vec<usize>]) -> Vec<FeedId> {
+        let feed = |(i, sizes)| low.graph.add_feed(&self.input_name(i), self.input(i).ty(sizes));
+        shapes.iter().map(Vec::as_slice).enumerate().map(feed).collect()
     }
 
     /// Returns the name of input `i`.
@@ -205,6 +277,26 @@ impl Definition {
             Callee::Input(input) => input,
             _ => unreachable!("inputs were checked when the model was built"),
         }
+    }
+
+    /// Declares feeds of these shapes, appends the model's nodes for them and returns its outputs.
+    pub(crate) fn lower_on_feeds(
+        &self,
+        low: &mut Lowering,
+        shapes: &[Vec<usize>],
+    ) -> Result<Vec<Operand>> {
+        self.lower_on_feeds_with(low, shapes, |_| {})
+    }
+
+    fn lower_on_feeds_with(
+        &self,
+        low: &mut Lowering,
+        shapes: &[Vec<usize>],
+        on_call: impl FnMut(Vec<Type>),
+    ) -> Result<Vec<Operand>> {
+        let feeds = self.feeds(low, shapes);
+        let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
+        self.lower_with(low, &inputs, "", on_call)
     }
 
     /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`
@@ -286,6 +378,31 @@ impl Definition {
             let expected = format!("one of its {} outputs", outputs.len());
             Error::argument(format!("layer '{name}'"), "output", expected, symbol.output)
         })
+    }
+
+    /// Returns the mixed precision of the layers, if any layer has it.
+    pub(crate) fn dtype_policy(&self) -> Policy {
+        self.mixed_policies().into_iter().next().map_or(Policy::Float32, |(_, policy)| policy)
+    }
+
+    /// The layers with mixed precision.
+    fn mixed_policies(&self) -> Vec<(String, Policy)> {
+        let layers = self.layers().into_iter();
+        let policies = layers.filter_map(|(name, layer)| Some((name, layer.dtype_policy()?)));
+        policies.filter(|(_, policy)| *policy != Policy::Float32).collect()
+    }
+
+    /// Checks that all layers with mixed precision have the same one.
+    pub(crate) fn check_policies(&self) -> Result<()> {
+        let all = self.mixed_policies();
+        let Some((_, first)) = all.first() else { return Ok(()) };
+        match all.iter().find(|(_, policy)| policy != first) {
+            Some((name, other)) => {
+                let expected = format!("{}, as other layers have, or float32", first.name());
+                Err(Error::argument(format!("layer '{name}'"), "dtype", expected, other.name()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns every layer once with its full name, including layers of nested models.

@@ -8,8 +8,8 @@ use super::graph::Graph;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
-use crate::layers::nested::policy_name;
-use crate::model::{Callee, Definition, Input, ModelKind, OpenAxes, Symbol};
+use crate::layers::nested::{POLICIES, for_each_policy, parse_policy, policy_name};
+use crate::model::{Callee, Definition, Input, ModelKind, Symbol};
 use crate::ops;
 use phalanx_graph::{DType, text};
 use serde_json::{Map, Value};
@@ -260,9 +260,6 @@ fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee
     input_of_shape(owner, shape)
 }
 
-/// The size that stands for an open one. Only the weights follow from it, so any size that the layers accept will do.
-const STAND_IN: usize = 256;
-
 /// An input from a shape with an open batch dimension. Other sizes that are null stay open.
 fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let wrong = || {
@@ -272,19 +269,11 @@ fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let Some([Value::Null, sizes @ ..]) = shape.as_array().map(Vec::as_slice) else {
         return Err(wrong());
     };
-    let (mut dims, mut axes) = (vec![], vec![]);
-    for (axis, size) in sizes.iter().enumerate() {
-        dims.push(match size {
-            Value::Null => {
-                axes.push(axis);
-                STAND_IN
-            }
-            size => size.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)?,
-        });
-    }
-    let mut input = Input::new(dims);
-    input.open = OpenAxes { axes, given: false };
-    Ok(input)
+    let size = |size: &Value| match size {
+        Value::Null => Ok(None),
+        size => size.as_u64().and_then(|n| usize::try_from(n).ok()).map(Some).ok_or_else(wrong),
+    };
+    Ok(Input::new(sizes.iter().map(size).collect::<Result<Vec<Option<usize>>>>()?))
 }
 
 fn input(object: &Object<'_>) -> Result<Input> {
@@ -314,9 +303,19 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();
     let dtype = config.remove("dtype");
-    if dtype.as_ref().map_or(Some("float32"), policy_name) != Some("float32") {
-        let received = dtype.as_ref().map(brief).unwrap_or_default();
-        return Err(Error::argument(owner(), "dtype", "float32", received));
+    let policy = parse_policy(dtype.as_ref())
+        .map_err(|received| Error::argument(owner(), "dtype", POLICIES, received))?;
+    let mut other = None;
+    for value in config.values_mut() {
+        for_each_policy(value, &mut |dtype| {
+            if parse_policy(Some(dtype)) != Ok(policy) {
+                other = Some(brief(dtype));
+            }
+        });
+    }
+    if let Some(other) = other {
+        let expected = format!("{}, as the layer itself has", policy.name());
+        return Err(Error::argument(owner(), "dtype of its inner layer", expected, other));
     }
     let trainable = match config.remove("trainable") {
         None | Some(Value::Null) => true,
@@ -339,5 +338,5 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         }
         other => other,
     })?;
-    Ok(LayerHandle::new(layer, Some(name.into()), trainable))
+    Ok(LayerHandle::new(layer, Some(name.into()), trainable).with_dtype_policy(policy))
 }
