@@ -6,6 +6,7 @@
 
 mod arguments;
 mod lowering;
+mod sublayers;
 mod weights;
 
 pub use arguments::{Argument, Arguments};
@@ -14,6 +15,7 @@ pub(crate) use weights::WeightStore;
 pub use weights::{Weight, WeightSpec};
 
 use crate::error::{Error, Result};
+use crate::regularizers::Regularizer;
 use phalanx_graph::program::Policy;
 use phalanx_graph::{NodeId, ParamId};
 use serde_json::{Map, Value};
@@ -42,6 +44,14 @@ pub trait Layer: Debug + Send + Sync + 'static {
     /// What becomes of the input's mask if [`call`](Layer::call) does not say so.
     fn mask_rule(&self) -> MaskRule {
         MaskRule::Stop
+    }
+
+    /// The penalty on the layer's outputs, which is added to the loss, divided by the size of the batch.
+    ///
+    /// # Errors
+    /// If the regularizer has an unknown name.
+    fn activity_penalty(&self) -> Result<Option<Regularizer>> {
+        Ok(None)
     }
 
     /// How several inputs are passed.

@@ -1,5 +1,6 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
+use super::caller::Caller;
 use super::shape::ValueType;
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
@@ -190,16 +191,16 @@ impl Definition {
     /// inside another model.
     pub(crate) fn lower(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
     ) -> Result<Vec<Operand>> {
-        self.lower_with(low, inputs, prefix, |_| {})
+        self.lower_with(caller, inputs, prefix, |_| {})
     }
 
     fn lower_with(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
         mut on_call: impl FnMut(Vec<Type>),
@@ -225,13 +226,13 @@ impl Definition {
             let arguments = model_call.call.arguments.map(|i| operands[*i]);
             let out = match &model_call.call.callee {
                 Callee::Input(_) => values[&id].clone(),
-                Callee::Layer(layer) => low.call_with(layer, &name, &arguments)?,
+                Callee::Layer(layer) => caller.call(layer, &name, &arguments)?,
                 Callee::Model(inner) => {
                     let inputs = inner.inputs_of(&arguments);
-                    inner.lower(low, &inputs, &format!("{name}/"))?
+                    inner.lower(caller, &inputs, &format!("{name}/"))?
                 }
             };
-            on_call(out.iter().map(|operand| low.graph.ty(operand.node).clone()).collect());
+            on_call(out.iter().map(|operand| caller.graph().ty(operand.node).clone()).collect());
             values.insert(id, out);
         }
         self.outputs.iter().map(|s| self.operand(&values, s)).collect()

@@ -1,5 +1,6 @@
 //! Models: building, compiling, training, evaluation and prediction.
 
+mod caller;
 mod calls;
 mod compile;
 mod definition;
@@ -22,6 +23,7 @@ mod training;
 mod type_inference;
 mod update_graph;
 
+pub(crate) use caller::Caller;
 pub use calls::LayerCall;
 pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, ModelKind};
@@ -135,6 +137,11 @@ impl Model {
     /// [`read_metadata`](crate::saving::read_metadata).
     pub fn set_metadata(&self, key: &str, value: impl Into<String>) {
         self.def.notes().insert(key.into(), value.into());
+    }
+
+    /// Returns the structure, to share it.
+    pub(crate) fn shared_definition(&self) -> Arc<Definition> {
+        self.def.clone()
     }
 
     /// Returns the structure.

@@ -10,6 +10,7 @@ use crate::layer::{Lowering, ModelWeight, Operand};
 use crate::losses::{Loss, Reduction};
 use crate::model::session::{Objective, Tracked};
 use crate::model::update_graph::{self, UpdateState};
+use crate::regularizers::Regularizer;
 use phalanx_graph::autodiff;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::ops::{Binary, Unary};
@@ -75,7 +76,12 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
         seeds.push((sample, coefficient));
     }
-    let node = penalty(g, &l.low.weights)?;
+    let mut node = penalty(g, &l.low.weights)?;
+    for term in std::mem::take(&mut l.low.losses) {
+        let (value, seed) = added_loss(g, term, ones)?;
+        node = g.add(node, value)?;
+        seeds.push(seed);
+    }
     fetches.push(Fetch { name: "penalty".into(), node });
     for (i, metrics) in objective.metrics.iter().enumerate() {
         for Tracked { metric, weighted, .. } in metrics {
@@ -91,6 +97,20 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         }
     }
     Ok((fetches, seeds))
+}
+
+/// Appends the mean over the batch of a term that a layer added to the loss. Returns it with its seed.
+fn added_loss(g: &mut Graph, term: NodeId, ones: NodeId) -> Result<(NodeId, (NodeId, NodeId))> {
+    // A value that all samples share has the share of a sample in each of them.
+    let of_sample = g.mul(term, ones)?;
+    let mut sums = [of_sample, ones];
+    for sum in &mut sums {
+        let partial = g.push(Op::SumRows, &[*sum])?;
+        *sum = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
+    }
+    let [total, rows] = sums;
+    let coefficient = g.div(ones, rows)?;
+    Ok((g.div(total, rows)?, (of_sample, coefficient)))
 }
 
 /// Gives a mask as many axes as `values`, so that it broadcasts over the last ones.
@@ -155,14 +175,9 @@ fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
         let Some((l1, l2)) = coefficients(g, weight) else { continue };
         let w = g.param(weight.param);
         let axes: Vec<usize> = (0..g.ty(w).dims.len()).collect();
-        for (coefficient, size) in [(l1, Unary::Abs), (l2, Unary::Square)] {
-            if coefficient != 0.0 {
-                let sizes = g.unary(size, w)?;
-                let sum = g.sum_axes(sizes, &axes)?;
-                let sum = g.reshape(sum, &[])?;
-                let sum = g.scale(sum, coefficient)?;
-                total = g.add(total, sum)?;
-            }
+        let penalty = Regularizer::l1_l2(l1, l2).penalty(g, w, &axes)?;
+        if let Some(penalty) = penalty {
+            total = g.add(total, penalty)?;
         }
     }
     Ok(total)

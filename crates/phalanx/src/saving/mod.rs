@@ -164,6 +164,24 @@ pub(crate) fn notes(
     notes
 }
 
+/// The object of a model inside the config of a layer.
+pub(crate) fn nested_config(def: &Definition) -> Value {
+    keras::model_config(def, keras::Style::Version3)
+}
+
+/// Reads a model inside the config of a layer.
+///
+/// # Errors
+/// If it is not a model of known classes.
+pub(crate) fn nested_model(object: &Value) -> Result<Definition> {
+    keras::read_structure(object)
+}
+
+/// The layers of a model with their paths in Keras' files.
+pub(crate) fn layer_paths(def: &Definition) -> Vec<(String, LayerHandle)> {
+    keras::layer_paths(def)
+}
+
 /// The structure of a model as stored in files.
 pub(crate) fn structure(def: &Definition) -> String {
     keras::whole_config(def, None).to_string()

@@ -57,17 +57,7 @@ const REASONS: &[(&str, &str)] = &[
     ("layers.GRUCell", "yes, inside `RNN`"),
     ("layers.SimpleRNNCell", "yes, inside `RNN`"),
     ("layers.StackedRNNCells", "yes, inside `RNN`"),
-    ("ops.core.Map", "holds Python code"),
-    ("ops.core.Scan", "holds Python code"),
-    ("ops.core.AssociativeScan", "holds Python code"),
-    ("ops.core.Switch", "holds Python code"),
-    ("ops.core.WhileLoop", "holds Python code"),
-    ("ops.core.ForiLoop", "holds Python code"),
-    ("ops.core.Cond", "holds Python code"),
-    ("ops.core.VectorizedMap", "holds Python code"),
-    ("ops.numpy.Nonzero", "its shape depends on the data"),
-    ("ops.numpy.Unique", "its shape depends on the data"),
-    ("ops.linalg.JVP", "holds Python code"),
+    ("activations.threshold", "Keras cannot call it by name: its arguments have no defaults"),
 ];
 
 /// The names that Phalanx knows, as `family.name`.
@@ -88,6 +78,12 @@ fn known() -> Vec<String> {
         ops.collect(),
     ]
     .concat()
+}
+
+/// Why an op is refused.
+fn refusal(full: &str) -> Option<&'static str> {
+    let (module, class) = full.strip_prefix("ops.")?.split_once('.')?;
+    ops::refusal(module, class)
 }
 
 fn page() -> String {
@@ -118,7 +114,10 @@ fn page() -> String {
                 false => match given {
                     Some(yes) if yes.starts_with("yes") => yes.to_string(),
                     Some(reason) => format!("no: {reason}"),
-                    None => "no: not yet".into(),
+                    None => match refusal(&full) {
+                        Some(reason) => format!("no: {reason}"),
+                        None => "no: not yet".into(),
+                    },
                 },
             }
         };

@@ -238,6 +238,27 @@ fn drop(cx: &mut LayerContext<'_>, x: NodeId, rate: f64, stream: u32) -> Result<
     if let [steps, _] = &mut noise[..] {
         *steps = 1;
     }
+    drop_with_noise(cx, x, rate, stream, noise)
+}
+
+/// Dropout of one step, whose mask is the same for every call with the same stream.
+pub(super) fn drop_steps(
+    cx: &mut LayerContext<'_>,
+    x: NodeId,
+    rate: f64,
+    stream: u32,
+) -> Result<NodeId> {
+    let noise = cx.dims(x);
+    drop_with_noise(cx, x, rate, stream, noise)
+}
+
+fn drop_with_noise(
+    cx: &mut LayerContext<'_>,
+    x: NodeId,
+    rate: f64,
+    stream: u32,
+    noise: Vec<usize>,
+) -> Result<NodeId> {
     let op = Op::Dropout { rate: rate.into(), key: stream, noise };
     Ok(cx.graph().push(op, &[x])?)
 }

@@ -1,11 +1,13 @@
 //! What all recurrent layers share: their options, and the loop over the steps of a sequence.
 
 use super::cell::{Cell, DeclaredCell, FusedCell, Step};
+use crate::by_name::OptionalByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Argument, LayerContext, Operand, Outputs};
 use crate::layers::support::shape_text;
 use crate::registry::Config;
+use crate::regularizers::Regularizer;
 use phalanx_graph::functions::layout::flip;
 use phalanx_graph::ops::RecurrentAttrs;
 use phalanx_graph::{DType, Graph, NodeId, Op};
@@ -17,7 +19,7 @@ use serde_json::Value;
 pub(super) const SIGNATURE: &[&str] = &["sequences", "initial_state"];
 
 /// The options that all recurrent layers share, with Keras' keys.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RnnOptions {
     pub return_sequences: bool,
@@ -26,17 +28,20 @@ pub(crate) struct RnnOptions {
     pub stateful: bool,
     pub unroll: bool,
     pub zero_output_for_mask: bool,
+    #[serde(skip_serializing_if = "OptionalByName::is_none")]
+    pub activity_regularizer: OptionalByName<Regularizer>,
 }
 
 impl RnnOptions {
     /// The keys of a config that belong to these options.
-    pub const KEYS: [&'static str; 6] = [
+    pub const KEYS: [&'static str; 7] = [
         "return_sequences",
         "return_state",
         "go_backwards",
         "stateful",
         "unroll",
         "zero_output_for_mask",
+        "activity_regularizer",
     ];
 }
 
@@ -44,7 +49,7 @@ impl RnnOptions {
 pub(super) fn config(options: &RnnOptions, cell: &dyn Cell) -> Config {
     let mut config = config::write(options);
     config.extend(cell.config());
-    config.insert("activity_regularizer".into(), Value::Null);
+    config.entry("activity_regularizer").or_insert(Value::Null);
     if cell.class_name() == "SimpleRNNCell" {
         // Keras does not write it.
         config.remove("seed");

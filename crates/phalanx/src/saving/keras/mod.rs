@@ -16,8 +16,8 @@ pub(crate) use order::layers as layers_in_order;
 pub(super) use order::listed;
 pub(super) use read::{PLAIN_NAME, is_plain_name, model as read_structure};
 pub(super) use weights::{
-    ByLayer, Staged, Variables, content, fault, read as read_weights, read_variables, values,
-    variables, variables_at,
+    ByLayer, Staged, Variables, content, fault, layer_paths, read as read_weights, read_variables,
+    values, variables, variables_at,
 };
 
 use super::{Stored, Training, json};

@@ -60,6 +60,12 @@ fn slots(def: &Definition) -> Vec<Slot> {
     out
 }
 
+/// The layers of a model with the paths of their groups, in order.
+pub(in crate::saving) fn layer_paths(def: &Definition) -> Vec<(String, LayerHandle)> {
+    let path = |slot: Slot| Some((slot.path.trim_end_matches('/').to_string(), slot.layer?));
+    slots(def).into_iter().filter_map(path).collect()
+}
+
 /// The location of a weight below its layer's group.
 struct Location {
     /// `vars`, or `cell/vars` for a weight of the sublayer `cell`.
@@ -70,6 +76,8 @@ struct Location {
     owner: String,
     /// The weight's name in the layer.
     weight: String,
+    /// Its number among the layer's own weights, if it is listed there too.
+    own_number: Option<usize>,
 }
 
 /// The locations of a layer's weights, in order.
@@ -81,7 +89,14 @@ fn locations(layer: &LayerHandle) -> Vec<Location> {
         let count = counts.entry(sublayer.clone()).or_default();
         let number = *count;
         *count += 1;
+        let mut own_number = None;
+        if w.spec.listed_twice {
+            let own = counts.entry(String::new()).or_default();
+            own_number = Some(*own);
+            *own += 1;
+        }
         Location {
+            own_number,
             group: if sublayer.is_empty() { "vars".into() } else { format!("{sublayer}/vars") },
             number,
             owner: sublayer.rsplit('/').next().unwrap_or_default().into(),
@@ -142,6 +157,10 @@ pub(in crate::saving) fn content(
             }
             let dataset = format!("{group}/{}", location.number);
             root.dataset(&dataset, tensor.dims(), values(&layer, &location.weight, data));
+            if let Some(number) = location.own_number {
+                let dataset = format!("{vars}/{number}");
+                root.dataset(&dataset, tensor.dims(), values(&layer, &location.weight, data));
+            }
         }
     }
     if let Some(Training { optimizer, state, .. }) = training {
@@ -238,8 +257,8 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         // Sequential models of some versions omit layers without weights.
         let members = |group: &&str| file.root().group(&format!("{}{group}", slot.path));
         let found: usize = groups.iter().map(|g| members(g).map_or(0, |g| g.members().len())).sum();
-        if found != specs.len() {
-            let expected = specs.len();
+        let expected = specs.len() + locations.iter().filter(|l| l.own_number.is_some()).count();
+        if found != expected {
             faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
             continue;
         }

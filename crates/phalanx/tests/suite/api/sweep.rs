@@ -37,14 +37,15 @@ fn values(key: &str) -> Vec<Value> {
     list.as_array().cloned().unwrap_or_default()
 }
 
-const SHAPES: [&[usize]; 7] = [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2]];
+const SHAPES: [&[usize]; 8] =
+    [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2], &[1, 2, 2, 2, 1]];
 
 /// The keys of a class, from its own config once it can be created.
 fn plain(class: &str) -> Map<String, Value> {
     let needed = json!({ "units": 2, "filters": 2, "kernel_size": 2, "rate": 0.5, "pool_size": 2,
         "input_dim": 3, "output_dim": 2, "dims": [1], "target_shape": [-1], "scale": 2.0,
         "activation": "relu", "height": 2, "width": 1, "factor": 0.2, "height_factor": 0.2,
-        "width_factor": 0.2, "n": 2, "output_size": 2, "stddev": 0.1,
+        "width_factor": 0.2, "n": 2, "output_size": 2, "stddev": 0.1, "axes": 1,
         "num_heads": 2, "key_dim": 2, "head_dim": 2, "num_query_heads": 2,
         "num_key_value_heads": 1, "equation": "...x,xy->...y", "output_shape": 3, "init_values": 0.5,
         "projection_dim": 2, "drop_path_rate": 0.2, "layer": { "class_name": "LSTM", "config": { "units": 2 } },
@@ -60,6 +61,11 @@ fn plain(class: &str) -> Map<String, Value> {
         if !error(&less).is_some_and(|e| e.contains(&format!("missing key `{key}`"))) {
             config = less;
         }
+    }
+    if class == "SpectralNormalization" {
+        // It needs a layer with a kernel of its own.
+        let dense = json!({ "class_name": "Dense", "config": { "units": 2 } });
+        config.insert("layer".into(), dense);
     }
     config
 }
