@@ -18,6 +18,8 @@ pub struct ModelFile {
     pub name: String,
     /// Names of the inputs, and dimensions of a sample of each.
     pub inputs: Vec<(String, Vec<usize>)>,
+    /// The names of the inputs that take strings.
+    pub text_inputs: Vec<String>,
     /// Names of the outputs, and dimensions of a sample of each.
     pub outputs: Vec<(String, Vec<usize>)>,
     /// The activation of the last layer.
@@ -73,6 +75,8 @@ impl ModelFile {
         let model = Load::new().compile(false).model(path)?;
         let inputs: Vec<(String, Vec<usize>)> =
             model.input_names().into_iter().zip(model.input_shapes()).collect();
+        let is_text = model.input_names().into_iter().zip(model.text_inputs());
+        let text_inputs = is_text.filter(|(_, text)| *text).map(|(name, _)| name).collect();
         let outputs = model.output_names().into_iter().zip(model.output_shapes()).collect();
         for (_, input) in &inputs {
             check_sample_size(input).with_context(|| shown(path.display()).to_string())?;
@@ -91,7 +95,7 @@ impl ModelFile {
         };
         let (name, activation) = (model.name().into(), last_activation(&model));
         let path = path.into();
-        Ok(ModelFile { path, name, inputs, outputs, activation, losses, from_logits })
+        Ok(ModelFile { path, name, inputs, text_inputs, outputs, activation, losses, from_logits })
     }
 
     /// The dimensions of the only input.

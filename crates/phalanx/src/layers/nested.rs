@@ -5,9 +5,9 @@ use crate::registry::Config;
 use serde_json::{Value, json};
 
 /// The dtype policy that configs of layers hold.
-pub(crate) fn dtype_policy() -> Value {
+pub(crate) fn dtype_policy(dtype: &str) -> Value {
     json!({ "module": "keras", "class_name": "DTypePolicy",
-            "config": { "name": "float32" }, "registered_name": null })
+            "config": { "name": dtype }, "registered_name": null })
 }
 
 /// The name of an element type or dtype policy.
@@ -62,7 +62,7 @@ impl NestedLayer {
         let mut config = self.config.clone();
         config.insert("name".into(), self.name.clone().into());
         config.insert("trainable".into(), self.trainable.into());
-        config.insert("dtype".into(), dtype_policy());
+        config.insert("dtype".into(), dtype_policy("float32"));
         json!({ "module": "keras.layers", "class_name": self.class, "config": config,
                 "registered_name": null })
     }

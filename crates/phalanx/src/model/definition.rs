@@ -1,5 +1,6 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
+use super::host_stage::HostStage;
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
@@ -64,6 +65,10 @@ pub struct Definition {
     notes: Mutex<BTreeMap<String, String>>,
     pub(crate) input_structure: IoStructure,
     pub(crate) output_structure: IoStructure,
+    /// What runs on the host before a step, if anything does.
+    pub(crate) host: Option<HostStage>,
+    /// The names and types of what a step is fed with: the inputs, or the results of the host stage.
+    pub(crate) fed: Vec<(String, Type)>,
 }
 
 impl Definition {
@@ -121,6 +126,13 @@ impl Definition {
                 .map(|(call, member)| ModelCall { call, member, types: vec![] })
                 .collect(),
             notes: Mutex::default(),
+            host: None,
+            fed: vec![],
+        };
+        def.host = HostStage::cut(&def)?;
+        def.fed = match &def.host {
+            Some(stage) => stage.feed_types(),
+            None => (0..def.inputs.len()).map(|i| (def.input_name(i), def.input(i).ty())).collect(),
         };
         def.infer_types()?;
         Ok(def)
@@ -136,8 +148,14 @@ impl Definition {
         let mut low = Lowering::new(false);
         let feeds = self.feeds(&mut low);
         let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-        let mut types = vec![];
-        let outputs = self.lower_with(&mut low, &inputs, "", |of_call| types.push(of_call))?;
+        let (outputs, types) = match &self.host {
+            Some(stage) => stage.lower(&mut low, &inputs)?,
+            None => {
+                let mut types = vec![];
+                let on_call = |of_call| types.push(of_call);
+                (self.lower_with(&mut low, &inputs, "", on_call)?, types)
+            }
+        };
         self.output_types = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
         if let Some(ty) = self.output_types.iter().find(|ty| !ty.is_rows()) {
             let (owner, received) = (format!("model '{}'", self.name), ty.shape_text());
@@ -154,10 +172,9 @@ impl Definition {
         self.kind
     }
 
-    /// Declares one feed per input.
+    /// Declares the feeds of a step.
     pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
-        let feed = |i| low.graph.add_feed(&self.input_name(i), self.input(i).ty());
-        (0..self.inputs.len()).map(feed).collect()
+        self.fed.iter().map(|(name, ty)| low.graph.add_feed(name, ty.clone())).collect()
     }
 
     /// Returns the name of input `i`.
@@ -178,7 +195,7 @@ impl Definition {
         }
     }
 
-    /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`
+    /// Appends the model's nodes for its feeds, or for `inputs` inside another model, and returns its outputs. Layer names start with `prefix`
     /// inside another model.
     pub(crate) fn lower(
         &self,
@@ -186,7 +203,11 @@ impl Definition {
         inputs: &[Operand],
         prefix: &str,
     ) -> Result<Vec<Operand>> {
-        self.lower_with(low, inputs, prefix, |_| {})
+        match &self.host {
+            // Other models expand one with a host stage.
+            Some(stage) => Ok(stage.lower(low, inputs)?.0),
+            None => self.lower_with(low, inputs, prefix, |_| {}),
+        }
     }
 
     fn lower_with(
@@ -230,7 +251,7 @@ impl Definition {
     }
 
     /// Returns the inputs of this model in its order, from the arguments of its call.
-    fn inputs_of(&self, arguments: &Arguments<Operand>) -> Vec<Operand> {
+    pub(super) fn inputs_of<T: Copy>(&self, arguments: &Arguments<T>) -> Vec<T> {
         let (IoStructure::Dict(names), [Argument::Dict(entries)]) =
             (&self.input_structure, &arguments.positional[..])
         else {

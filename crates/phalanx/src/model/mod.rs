@@ -5,6 +5,7 @@ mod compile;
 mod definition;
 mod evaluate;
 mod fit;
+mod host_stage;
 mod logs;
 mod memory;
 mod multi_step;
@@ -12,6 +13,7 @@ mod run_config;
 mod run_state;
 mod session;
 mod source;
+mod staged_dataset;
 mod steps;
 mod summary;
 mod symbol;
@@ -169,7 +171,12 @@ impl Model {
         })
     }
 
-    /// Returns the element type of each input.
+    /// Returns whether each input takes strings.
+    pub fn text_inputs(&self) -> Vec<bool> {
+        (0..self.def.inputs.len()).map(|i| self.def.input(i).text).collect()
+    }
+
+    /// Returns the element type of each input; strings are numbered by integers.
     pub fn input_dtypes(&self) -> Vec<DType> {
         self.def.input_dtypes()
     }

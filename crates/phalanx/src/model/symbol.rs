@@ -15,8 +15,10 @@ use std::sync::{Arc, OnceLock};
 pub struct Input {
     /// Dimensions of one sample.
     pub dims: Vec<usize>,
-    /// Element type.
+    /// Element type; of strings, that of their numbers.
     pub dtype: DType,
+    /// Whether the elements are strings.
+    pub text: bool,
     /// The name set by the user, if any.
     pub name: Option<String>,
     /// The axes whose size a file leaves open.
@@ -36,12 +38,19 @@ pub struct OpenAxes {
 impl Input {
     /// Creates a float input of the given shape, without the batch dimension.
     pub fn new(dims: impl Into<Vec<usize>>) -> Input {
-        Input { dims: dims.into(), dtype: DType::F32, name: None, open: OpenAxes::default() }
+        let (dims, open) = (dims.into(), OpenAxes::default());
+        Input { dims, dtype: DType::F32, text: false, name: None, open }
     }
 
     /// Makes the elements integers, for embeddings.
     pub fn integers(mut self) -> Input {
         self.dtype = DType::I32;
+        self
+    }
+
+    /// Makes the elements strings, for layers such as [`TextVectorization`](crate::layers::TextVectorization).
+    pub fn strings(mut self) -> Input {
+        (self.dtype, self.text) = (DType::I32, true);
         self
     }
 

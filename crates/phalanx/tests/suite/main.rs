@@ -25,4 +25,5 @@ mod registry;
 mod replicas;
 mod resume;
 mod tensorboard;
+mod text;
 mod workers;

@@ -96,11 +96,12 @@ impl BatchChecks {
         first_row: usize,
         origin: &str,
     ) -> Result<()> {
-        let width = self.def.input(input).ty().len().max(1);
+        let (name, ty) = &self.def.fed[input];
+        let width = ty.len().max(1);
         for lookup in self.lookups_of(input) {
             let Some((at, value)) = lookup.first_outside(indices) else { continue };
             let Lookup { layer, rows, .. } = lookup;
-            let argument = format!("indices from input '{}'", self.def.input_name(input));
+            let argument = format!("indices from input '{name}'");
             let expected = format!("0 to {} (its table has {rows} rows)", rows.saturating_sub(1));
             let received = format!("{value} in row {}{origin}", first_row + at / width);
             return Err(Error::argument(format!("layer '{layer}'"), argument, expected, received));
@@ -130,14 +131,14 @@ impl BatchChecks {
         origin: &str,
     ) -> Result<()> {
         // The check of the first batch rejects samples of a different shape.
-        let known = input < self.def.inputs.len();
-        if !known || samples.row_len() != self.def.input(input).ty().len() {
+        let known = self.def.fed.get(input);
+        if !known.is_some_and(|(_, ty)| samples.row_len() == ty.len()) {
             return Ok(());
         }
         if let Samples::Tensor(tensor) = samples {
             return self.check_indices(input, feed(tensor, &rows), rows.start, origin);
         }
-        if self.lookups_of(input).next().is_none() {
+        if self.lookups_of(input).next().is_none() || samples.text().is_some() {
             return Ok(());
         }
         let mut sample = vec![0f32; samples.row_len()];

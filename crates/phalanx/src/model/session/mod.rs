@@ -120,7 +120,7 @@ impl Session {
             targets,
             ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
             output_names: output_names.clone(),
-            lookups: indices::lookups(graph, model.def.inputs.len()),
+            lookups: indices::lookups(graph, model.def.fed.len()),
             origin: BatchOrigin::default(),
         };
         let objective =

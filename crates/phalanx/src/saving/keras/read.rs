@@ -298,12 +298,15 @@ fn input(object: &Object<'_>) -> Result<Input> {
     let null = Value::Null;
     let shape = object.config.get("batch_shape").or(object.config.get("batch_input_shape"));
     let mut input = input_of_shape(&owner, shape.unwrap_or(&null))?.named(name);
+    if object.config.get("dtype").and_then(policy_name) == Some("string") {
+        return Ok(input.strings());
+    }
     input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy_name) {
         Some("float32") => DType::F32,
         Some("int32" | "int64" | "int16" | "int8" | "uint8" | "uint16" | "uint32") => DType::I32,
         other => {
             let received = other.unwrap_or("another kind of value");
-            return Err(Error::argument(owner, "dtype", "float32 or integers", received));
+            return Err(Error::argument(owner, "dtype", "float32, integers or string", received));
         }
     };
     Ok(input)
@@ -314,10 +317,6 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();
     let dtype = config.remove("dtype");
-    if dtype.as_ref().map_or(Some("float32"), policy_name) != Some("float32") {
-        let received = dtype.as_ref().map(brief).unwrap_or_default();
-        return Err(Error::argument(owner(), "dtype", "float32", received));
-    }
     let trainable = match config.remove("trainable") {
         None | Some(Value::Null) => true,
         Some(Value::Bool(trainable)) => trainable,
@@ -339,5 +338,13 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         }
         other => other,
     })?;
+    let expected = layer.dtype();
+    let written = dtype.as_ref().map_or(Some(expected), policy_name);
+    // Layers of integers have either type in Keras.
+    let known = |dtype: &str| dtype == expected || dtype == "int32" && expected == "int64";
+    if !written.is_some_and(known) {
+        let received = dtype.as_ref().map(brief).unwrap_or_default();
+        return Err(Error::argument(owner(), "dtype", expected, received));
+    }
     Ok(LayerHandle::new(layer, Some(name.into()), trainable))
 }
