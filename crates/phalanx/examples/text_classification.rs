@@ -12,7 +12,7 @@ use phalanx::prelude::*;
 
 fn main() -> Result<()> {
     arguments::read("")?;
-    let (convolution, recurrent) = run(2000, 6)?;
+    let (convolution, recurrent) = run(2000, 12)?;
     println!("accuracy: convolution {convolution:.3}, LSTM {recurrent:.3}");
     Ok(())
 }
