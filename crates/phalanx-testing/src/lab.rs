@@ -63,7 +63,7 @@ macro_rules! executor_tests {
                 replica_means_are_weighted_by_rows;
             random: random_graphs;
             steps:
-                a_step_may_do_nothing_but_assign programs_share_parameters
+                a_step_may_do_nothing_but_assign programs_share_parameters programs_of_several_shapes
                 weights_are_fetched_before_the_update slots_start_as_the_rule_says;
             train:
                 mlp_with_partial_gradients mlp_with_sharded_gradients mlp_with_adam self_attention

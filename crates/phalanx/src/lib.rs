@@ -131,7 +131,8 @@ pub mod prelude {
     pub use crate::metrics::Metric;
     pub use crate::metrics::classes::*;
     pub use crate::model::{
-        Apply, Compile, Fit, Inference, Input, Logs, Model, Sequential, StepKind, Symbol, Symbols,
+        Apply, Compile, Fit, Inference, Input, Logs, Model, Sequential, Shape, StepKind, Symbol,
+        Symbols,
     };
     pub use crate::optimizers::classes::*;
     pub use crate::optimizers::{Optimizer, OptimizerExt};

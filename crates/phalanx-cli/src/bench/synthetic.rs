@@ -19,8 +19,9 @@ pub fn batch(model: &Model, outputs: &[Output], batch: usize) -> Result<Arrays> 
     let index_limit = rows.min().unwrap_or(2).max(1);
     let mut inputs: Vec<Samples> = vec![];
     let types = model.input_dtypes().into_iter().zip(model.text_inputs());
-    for (dims, (dtype, is_text)) in model.input_shapes().iter().zip(types) {
-        let (dims, len) = batch_dims(batch, dims)?;
+    for (shape, (dtype, is_text)) in model.input_shapes().iter().zip(types) {
+        let dims = shape.known().context("expected a model without open sizes")?;
+        let (dims, len) = batch_dims(batch, &dims)?;
         inputs.push(match dtype {
             DType::I32 if is_text => {
                 let mut word = || format!("word{} word{}", rng.below(1000), rng.below(1000));

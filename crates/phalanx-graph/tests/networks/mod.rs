@@ -215,6 +215,21 @@ pub fn attention(rule: UpdateRule, penalty: (f32, f32)) -> Step {
     net.train("attention", logits, rule, penalty)
 }
 
+/// A dense layer on every step of a sequence, the mean over the steps, then a dense layer. The weights do not depend on
+/// the number of steps.
+pub fn sequence(steps: usize, rule: UpdateRule) -> Step {
+    let mut net = Net::new(Scope::All);
+    let x = net.feed("x", Type::rows([steps, 6]));
+    let hidden = net.dense("hidden", x, 8);
+    let hidden = net.relu(hidden);
+    net.g.enter("mean");
+    let sum = net.g.sum_axes(hidden, &[0]).expect("fits");
+    let sum = net.g.reshape(sum, &[8]).expect("fits");
+    let mean = net.g.scale(sum, 1.0 / steps as f64).expect("fits");
+    let logits = net.dense("logits", mean, 5);
+    net.train("sequence", logits, rule, (0.0, 0.0))
+}
+
 /// [`mlp`] with loss scaling; the scale is fetched last.
 pub fn scaled_mlp(
     sizes: &[usize],

@@ -26,7 +26,7 @@ pub use generator::{ImageDataGenerator, ZoomRange};
 pub use image_cache::ImageCache;
 pub use image_file::read_image;
 pub use labels::{LabelBinarizer, to_categorical};
-pub use pipeline::{Cardinality, Element, Pipeline};
+pub use pipeline::{Buckets, Cardinality, Element, PaddedBatch, Pipeline};
 pub use prefetch::Prefetch;
 pub(crate) use resident_dataset::Identity;
 pub use resident_dataset::{InMemory, IndexBatch, IndexBatches, Table};

@@ -2,6 +2,7 @@
 
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
+use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
 use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Type};
 
@@ -47,8 +48,14 @@ pub struct Lowering {
     pub assigns: Vec<(ParamId, NodeId)>,
     /// Constant parameters from layer configs, with their values.
     pub constants: Vec<(ParamId, Vec<f32>)>,
+    /// Whether some layers have mixed precision, so that layers with 32-bit floats must keep them.
+    pub mixed: bool,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
+    /// Whether the model is lowered for several sizes of its inputs. Constants, which may depend on them, then are feeds.
+    pub open_sizes: bool,
+    /// The values of the constants that are feeds, in the order of these feeds.
+    pub fed_constants: Vec<Vec<f32>>,
     streams: u32,
 }
 
@@ -61,7 +68,10 @@ impl Lowering {
             weights: vec![],
             assigns: vec![],
             constants: vec![],
+            mixed: false,
             synchronized: false,
+            open_sizes: false,
+            fed_constants: vec![],
             streams: 0,
         }
     }
@@ -93,6 +103,9 @@ impl Lowering {
         arguments: &Arguments<Operand>,
     ) -> Result<Vec<Operand>> {
         let outer = self.graph.enter(name);
+        if self.mixed && layer.dtype_policy() == Some(Policy::Float32) {
+            self.graph.keep_wide();
+        }
         let mut cx = LayerContext {
             lowering: self,
             layer,
@@ -302,6 +315,11 @@ impl LayerContext<'_> {
         match weights.get_mut(index) {
             None => weights.push(Weight { spec: spec.clone(), values: None }),
             Some(existing) if existing.spec.dims == spec.dims => existing.spec = spec.clone(),
+            Some(existing) if self.lowering.open_sizes && existing.values.is_none() => {
+                let received = format!("{:?} and {:?}", existing.spec.dims, spec.dims);
+                let (layer, weight) = (self.name.into(), spec.name);
+                return Err(Error::OpenWeight { layer, weight, received });
+            }
             Some(existing) => {
                 let (expected, received) = (format!("{:?}", existing.spec.dims), &spec.dims);
                 return Err(self.argument(
@@ -340,6 +358,11 @@ impl LayerContext<'_> {
     pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
         let full_name = format!("{}/{name}", self.name);
+        if self.lowering.open_sizes {
+            let feed = self.lowering.graph.add_feed(&full_name, Type::mirrored(dims));
+            self.lowering.fed_constants.push(values);
+            return self.lowering.graph.feed(feed);
+        }
         let param = self.lowering.graph.add_param(&full_name, dims, false);
         self.lowering.constants.push((param, values));
         self.lowering.graph.param(param)

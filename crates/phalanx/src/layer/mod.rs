@@ -18,6 +18,7 @@ pub use weights::{Weight, WeightSpec};
 
 use crate::data::{Columns, Samples};
 use crate::error::{Error, Result};
+use phalanx_graph::program::Policy;
 use phalanx_graph::{NodeId, ParamId};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
@@ -155,6 +156,7 @@ pub struct LayerInstance {
     layer: Box<dyn Layer>,
     name: Option<String>,
     trainable: AtomicBool,
+    policy: Mutex<Option<Policy>>,
     weights: Mutex<Vec<Weight>>,
     owner: Mutex<Option<Owner>>,
     /// Incremented whenever the host values change.
@@ -182,6 +184,18 @@ impl LayerInstance {
     /// Freezes or unfreezes the layer; takes effect at the next `compile`.
     pub fn set_trainable(&self, trainable: bool) {
         self.trainable.store(trainable, Ordering::Relaxed);
+    }
+
+    /// Returns the dtype policy of the layer, if it has one of its own.
+    pub fn dtype_policy(&self) -> Option<Policy> {
+        *lock(&self.policy)
+    }
+
+    /// Gives the layer a dtype policy of its own, which takes effect at the next `compile`. A model with a layer of mixed
+    /// precision is compiled for mixed precision, unless its strategy says otherwise; its layers with
+    /// [`Policy::Float32`] then keep 32-bit results.
+    pub fn set_dtype_policy(&self, policy: Policy) {
+        *lock(&self.policy) = Some(policy);
     }
 
     /// Returns the weights in Keras' order. If a compiled model is training the layer, these values may
@@ -278,6 +292,7 @@ impl LayerHandle {
             layer,
             name,
             trainable,
+            policy: Mutex::default(),
             weights: Mutex::default(),
             owner: Mutex::default(),
             version: AtomicU64::new(0),
@@ -288,6 +303,12 @@ impl LayerHandle {
     /// Returns whether both handles refer to the same layer.
     pub fn same(&self, other: &LayerHandle) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Gives the layer a dtype policy of its own and returns it, for chaining.
+    pub fn with_dtype_policy(self, policy: Policy) -> LayerHandle {
+        self.set_dtype_policy(policy);
+        self
     }
 
     /// Freezes the layer and returns it, for chaining.

@@ -1,10 +1,12 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
 use super::host_stage::HostStage;
+use super::shape::{Shape, ValueType};
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
-use phalanx_graph::{DType, FeedId, Type};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{DType, FeedId, Space, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,7 +33,7 @@ pub(crate) struct ModelCall {
     /// Index of the called member.
     pub member: usize,
     /// Types of the outputs.
-    pub types: Vec<Type>,
+    pub types: Vec<ValueType>,
 }
 
 /// The structure of a model's inputs or outputs, as in model files.
@@ -58,7 +60,7 @@ pub struct Definition {
     pub(crate) kind: ModelKind,
     pub(crate) inputs: Vec<Symbol>,
     pub(crate) outputs: Vec<Symbol>,
-    pub(crate) output_types: Vec<Type>,
+    pub(crate) output_types: Vec<ValueType>,
     pub(crate) members: Vec<Member>,
     pub(crate) calls: Vec<ModelCall>,
     /// Metadata written to the weights files.
@@ -67,9 +69,41 @@ pub struct Definition {
     pub(crate) output_structure: IoStructure,
     /// What runs on the host before a step, if anything does.
     pub(crate) host: Option<HostStage>,
-    /// The names and types of what a step is fed with: the inputs, or the results of the host stage.
-    pub(crate) fed: Vec<(String, Type)>,
+    /// What a step is fed with: the inputs, or the results of the host stage.
+    pub(crate) fed: Vec<Fed>,
+    /// The size that stands for open ones where an example is needed.
+    example: usize,
 }
+
+/// A value that a step is fed with.
+#[derive(Clone, Debug)]
+pub(crate) struct Fed {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+impl Fed {
+    fn input(def: &Definition, i: usize) -> Fed {
+        let input = def.input(i);
+        Fed { name: def.input_name(i), dtype: input.dtype, shape: input.known_shape() }
+    }
+
+    /// The type of rows of these sizes.
+    pub fn ty(&self, sizes: &[usize]) -> Type {
+        Type::new(self.dtype, Space::Rows, sizes)
+    }
+}
+
+/// The types of a model's values for inputs of some sizes.
+struct Inferred {
+    calls: Vec<Vec<Type>>,
+    outputs: Vec<Type>,
+}
+
+/// Pairs of sizes that stand for the open ones while types are inferred. An axis whose size differs between them is open.
+/// The first sizes survive many poolings; the others are for layers that refuse large ones.
+const PROBES: [[usize; 2]; 4] = [[256, 384], [64, 96], [16, 24], [4, 6]];
 
 impl Definition {
     /// Orders the calls between inputs and outputs, names the layers and checks all shapes.
@@ -94,11 +128,12 @@ impl Definition {
                 let received = format!("input {i} twice");
                 return Err(Error::argument(owner, "inputs", "each Input once", received));
             }
-            let ty = input.ty();
-            if input.dims.contains(&0) {
-                let received = ty.shape_text();
+            let shape = input.known_shape();
+            if shape.sizes().contains(&Some(0)) {
+                let received = shape.to_string();
                 return Err(Error::argument(owner, "input shape", "sizes above zero", received));
             }
+            let ty = input.ty(&shape.with_open(1));
             ty.check_limits().map_err(|e| e.in_layer(&input_name(input, i)))?;
         }
         for call in &order {
@@ -106,7 +141,7 @@ impl Definition {
             if !model_inputs.contains(&Arc::as_ptr(call)) {
                 let name = input.name.as_deref().map_or(String::new(), |n| format!(" '{n}'"));
                 let received =
-                    format!("outputs that need an Input{name} {} besides", input.ty().shape_text());
+                    format!("outputs that need an Input{name} {} besides", input.known_shape());
                 return Err(Error::argument(owner, "inputs", "every Input in use", received));
             }
         }
@@ -128,11 +163,12 @@ impl Definition {
             notes: Mutex::default(),
             host: None,
             fed: vec![],
+            example: PROBES[0][0],
         };
         def.host = HostStage::cut(&def)?;
         def.fed = match &def.host {
-            Some(stage) => stage.feed_types(),
-            None => (0..def.inputs.len()).map(|i| (def.input_name(i), def.input(i).ty())).collect(),
+            Some(stage) => stage.fed(),
+            None => (0..def.inputs.len()).map(|i| Fed::input(&def, i)).collect(),
         };
         def.infer_types()?;
         Ok(def)
@@ -143,28 +179,92 @@ impl Definition {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lowers the model once in inference mode to infer shapes, declare weights and report errors.
+    /// Lowers the model in inference mode to infer types, declare weights and report errors: once, or for two sizes if
+    /// sizes of the inputs are open.
     fn infer_types(&mut self) -> Result<()> {
-        let mut low = Lowering::new(false);
-        let feeds = self.feeds(&mut low);
-        let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-        let (outputs, types) = match &self.host {
-            Some(stage) => stage.lower(&mut low, &inputs)?,
-            None => {
-                let mut types = vec![];
-                let on_call = |of_call| types.push(of_call);
-                (self.lower_with(&mut low, &inputs, "", on_call)?, types)
+        let (calls, outputs) = match self.is_open() {
+            false => {
+                let Inferred { calls, outputs } = self.infer(&self.example_shapes(), false)?;
+                let known = |types: Vec<Type>| types.into_iter().map(ValueType::known).collect();
+                (calls.into_iter().map(known).collect(), known(outputs))
             }
+            true => self.infer_open()?,
         };
-        self.output_types = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
+        self.output_types = outputs;
         if let Some(ty) = self.output_types.iter().find(|ty| !ty.is_rows()) {
             let (owner, received) = (format!("model '{}'", self.name), ty.shape_text());
             return Err(Error::argument(owner, "outputs", "one value per sample", received));
         }
-        for (model_call, types) in self.calls.iter_mut().zip(types) {
+        for (model_call, types) in self.calls.iter_mut().zip(calls) {
             model_call.types = types;
         }
         Ok(())
+    }
+
+    /// Infers types with the first sizes that all layers accept. If there are none, the error is that of the first
+    /// sizes, or of a weight that depends on them.
+    fn infer_open(&mut self) -> Result<(Vec<Vec<ValueType>>, Vec<ValueType>)> {
+        let layers = self.layers();
+        let declared: Vec<usize> = layers.iter().map(|(_, layer)| layer.weights().len()).collect();
+        let mut error = None;
+        for probe in PROBES {
+            match self.infer_pair(probe) {
+                Ok(types) => {
+                    self.example = probe[0];
+                    return Ok(types);
+                }
+                Err(failed) => {
+                    // The weights of this attempt may have other shapes than those of the next.
+                    for ((_, layer), declared) in layers.iter().zip(&declared) {
+                        layer.weights().truncate(*declared);
+                    }
+                    let dependent = matches!(failed, Error::OpenWeight { .. });
+                    if dependent || error.is_none() {
+                        error = Some(failed);
+                    }
+                    if dependent {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(error.expect("there are sizes to try"))
+    }
+
+    fn infer_pair(&self, sizes: [usize; 2]) -> Result<(Vec<Vec<ValueType>>, Vec<ValueType>)> {
+        let [first, second] = sizes.map(|size| self.infer(&self.shapes_with(size), true));
+        let (first, second) = (first?, second?);
+        let merge = |name: &str, first: Vec<Type>, second: &[Type]| -> Result<Vec<ValueType>> {
+            let same_count = first.len() == second.len();
+            let pairs = first.into_iter().zip(second);
+            let merged: Option<Vec<ValueType>> =
+                pairs.map(|(a, b)| ValueType::of_two(a, b)).collect();
+            merged.filter(|_| same_count).ok_or_else(|| {
+                let expected = "as many outputs and axes for all sizes of its inputs";
+                let owner = format!("layer '{name}'");
+                Error::argument(owner, "open sizes", expected, "others for other sizes")
+            })
+        };
+        let mut calls = vec![];
+        for ((call, first), second) in self.calls.iter().zip(first.calls).zip(&second.calls) {
+            calls.push(merge(&self.members[call.member].name, first, second)?);
+        }
+        Ok((calls, merge(&self.name, first.outputs, &second.outputs)?))
+    }
+
+    /// Infers the types for inputs of these shapes. `open` says that other shapes follow.
+    fn infer(&self, shapes: &[Vec<usize>], open: bool) -> Result<Inferred> {
+        let mut low = Lowering::new(false);
+        low.open_sizes = open;
+        let mut calls = vec![];
+        let outputs = self.lower_on_feeds_with(&mut low, shapes, |types| calls.push(types))?;
+        let outputs = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
+        Ok(Inferred { calls, outputs })
+    }
+
+    /// Returns the types of the outputs for inputs of these shapes.
+    pub(crate) fn output_types_for(&self, shapes: &[Vec<usize>]) -> Result<Vec<Type>> {
+        Ok(self.infer(shapes, self.is_open())?.outputs)
     }
 
     /// Returns whether the model is sequential or functional.
@@ -172,9 +272,24 @@ impl Definition {
         self.kind
     }
 
-    /// Declares the feeds of a step.
-    pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
-        self.fed.iter().map(|(name, ty)| low.graph.add_feed(name, ty.clone())).collect()
+    /// Returns whether sizes of what a step is fed with are open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.fed.iter().any(|fed| fed.shape.is_open())
+    }
+
+    /// Returns the shapes of what a step is fed with, with examples of open sizes.
+    pub(crate) fn example_shapes(&self) -> Vec<Vec<usize>> {
+        self.shapes_with(self.example)
+    }
+
+    fn shapes_with(&self, open: usize) -> Vec<Vec<usize>> {
+        self.fed.iter().map(|fed| fed.shape.with_open(open)).collect()
+    }
+
+    /// Declares the feeds of a step, of these shapes.
+    fn feeds(&self, low: &mut Lowering, shapes: &[Vec<usize>]) -> Vec<FeedId> {
+        let feed = |(fed, sizes): (&Fed, &Vec<usize>)| low.graph.add_feed(&fed.name, fed.ty(sizes));
+        self.fed.iter().zip(shapes).map(feed).collect()
     }
 
     /// Returns the name of input `i`.
@@ -195,7 +310,34 @@ impl Definition {
         }
     }
 
-    /// Appends the model's nodes for its feeds, or for `inputs` inside another model, and returns its outputs. Layer names start with `prefix`
+    /// Declares feeds of these shapes, appends the model's nodes for them and returns its outputs.
+    pub(crate) fn lower_on_feeds(
+        &self,
+        low: &mut Lowering,
+        shapes: &[Vec<usize>],
+    ) -> Result<Vec<Operand>> {
+        self.lower_on_feeds_with(low, shapes, |_| {})
+    }
+
+    fn lower_on_feeds_with(
+        &self,
+        low: &mut Lowering,
+        shapes: &[Vec<usize>],
+        on_call: impl FnMut(Vec<Type>),
+    ) -> Result<Vec<Operand>> {
+        let feeds = self.feeds(low, shapes);
+        let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
+        match &self.host {
+            Some(stage) => {
+                let (outputs, types) = stage.lower(low, &inputs)?;
+                types.into_iter().for_each(on_call);
+                Ok(outputs)
+            }
+            None => self.lower_with(low, &inputs, "", on_call),
+        }
+    }
+
+    /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`
     /// inside another model.
     pub(crate) fn lower(
         &self,
@@ -203,11 +345,8 @@ impl Definition {
         inputs: &[Operand],
         prefix: &str,
     ) -> Result<Vec<Operand>> {
-        match &self.host {
-            // Other models expand one with a host stage.
-            Some(stage) => Ok(stage.lower(low, inputs)?.0),
-            None => self.lower_with(low, inputs, prefix, |_| {}),
-        }
+        // Other models expand one with a host stage.
+        self.lower_with(low, inputs, prefix, |_| {})
     }
 
     fn lower_with(
@@ -278,6 +417,31 @@ impl Definition {
             let expected = format!("one of its {} outputs", outputs.len());
             Error::argument(format!("layer '{name}'"), "output", expected, symbol.output)
         })
+    }
+
+    /// Returns the mixed precision of the layers, if any layer has it.
+    pub(crate) fn dtype_policy(&self) -> Policy {
+        self.mixed_policies().into_iter().next().map_or(Policy::Float32, |(_, policy)| policy)
+    }
+
+    /// The layers with mixed precision.
+    fn mixed_policies(&self) -> Vec<(String, Policy)> {
+        let layers = self.layers().into_iter();
+        let policies = layers.filter_map(|(name, layer)| Some((name, layer.dtype_policy()?)));
+        policies.filter(|(_, policy)| *policy != Policy::Float32).collect()
+    }
+
+    /// Checks that all layers with mixed precision have the same one.
+    pub(crate) fn check_policies(&self) -> Result<()> {
+        let all = self.mixed_policies();
+        let Some((_, first)) = all.first() else { return Ok(()) };
+        match all.iter().find(|(_, policy)| policy != first) {
+            Some((name, other)) => {
+                let expected = format!("{}, as other layers have, or float32", first.name());
+                Err(Error::argument(format!("layer '{name}'"), "dtype", expected, other.name()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns every layer once with its full name, including layers of nested models.

@@ -13,7 +13,7 @@ use crate::progress::Progress;
 use crate::strategy::MirroredStrategy;
 use crate::workers::MultiWorkerMirroredStrategy;
 use phalanx_distributed::warnings::warning;
-use phalanx_graph::Tensor;
+use phalanx_graph::{Tensor, Type};
 
 /// The arguments of [`Model::evaluate_with`] and [`Model::predict_with`].
 ///
@@ -125,11 +125,85 @@ impl Model {
     }
 
     /// Like [`Model::predict_all`], with arguments.
+    ///
+    /// # Errors
+    /// If the outputs of two batches have different shapes, which batches of different lengths may cause;
+    /// [`Model::predict_batches`] returns them batch by batch.
     pub fn predict_with(
         &self,
         data: impl IntoDataset,
         arguments: Inference,
     ) -> Result<Vec<Tensor>> {
+        let mut rows = 0;
+        let mut dims: Option<Vec<Vec<usize>>> = None;
+        let mut outputs: Vec<Vec<f32>> = vec![vec![]; self.def.outputs.len()];
+        self.for_each_prediction(data, arguments, |batch, types, values| {
+            let of_batch = || types.iter().map(|ty| ty.dims.clone()).collect::<Vec<_>>();
+            let expected = dims.get_or_insert_with(of_batch);
+            if types.iter().zip(&*expected).any(|(ty, dims)| ty.dims != *dims) {
+                let expected = format!("outputs of one shape, {expected:?} (else predict_batches)");
+                return Err(Error::argument(
+                    "predict",
+                    "data",
+                    expected,
+                    format!("{:?}", of_batch()),
+                ));
+            }
+            rows += batch;
+            for (out, part) in outputs.iter_mut().zip(values) {
+                extend(out, part, rows)?;
+            }
+            Ok(())
+        })?;
+        let none = || self.output_shapes().iter().map(|shape| shape.with_open(0)).collect();
+        let dims = dims.unwrap_or_else(none);
+        dims.into_iter().zip(outputs).map(|(dims, values)| tensor(rows, &dims, values)).collect()
+    }
+
+    /// Returns the outputs of every batch, one tensor per output. The batches may have different shapes, which
+    /// [`Model::predict`] does not join.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let x = Input::new([None, Some(2)]).symbol();
+    /// let model = Model::new(&x, LSTM::new(3).return_sequences(true).apply(&x))?;
+    /// let sequences = [4, 7].map(|steps| Ok(vec![Tensor::zeros([steps, 2])]));
+    /// let sequences = std::sync::Mutex::new(Some(sequences));
+    /// let data = Pipeline::from_generator(move || {
+    ///     Ok(sequences.lock().unwrap().take().into_iter().flatten())
+    /// });
+    /// let outputs = model.predict_batches(data.batch(1, false)?, Inference::new())?;
+    /// assert_eq!(outputs[0][0].dims(), [1, 4, 3]);
+    /// assert_eq!(outputs[1][0].dims(), [1, 7, 3]);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn predict_batches(
+        &self,
+        data: impl IntoDataset,
+        arguments: Inference,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        let mut batches = vec![];
+        self.for_each_prediction(data, arguments, |rows, types, values| {
+            let mut outputs = vec![];
+            for (ty, part) in types.iter().zip(values) {
+                let mut values = vec![];
+                extend(&mut values, part, rows)?;
+                outputs.push(tensor(rows, &ty.dims, values)?);
+            }
+            batches.push(outputs);
+            Ok(())
+        })?;
+        Ok(batches)
+    }
+
+    /// Predicts batch by batch and calls `take` with the rows, types and values of the outputs of each.
+    fn for_each_prediction(
+        &self,
+        data: impl IntoDataset,
+        arguments: Inference,
+        mut take: impl FnMut(usize, &[Type], &[Vec<f32>]) -> Result<()>,
+    ) -> Result<()> {
         let source = data.into_source()?.in_order();
         let (mut progress, data, shard) = self.with_any_session(|session| {
             session.weights.sync_to_devices()?;
@@ -138,41 +212,26 @@ impl Model {
             session.check_same_inputs(&*data)?;
             Ok((progress, data, session.worker_shard()))
         })?;
-        let dims = self.output_shapes();
-        let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
         let mut batch = HostBatch::default();
         let mut epoch = data.epoch_of(0, 0, 0, shard.as_ref())?;
-        let (mut rows, mut done) = (0, 0);
+        let (mut done, mut is_nan) = (0, false);
         progress.begin_predict(data.batches());
         // The session is not locked while the dataset produces a batch: the dataset may use this model.
         while epoch.next(&mut batch)? {
-            rows += batch.rows;
             done += 1;
             self.with_any_session(|session| {
                 session.checks.origin = BatchOrigin::Data(DATA, done);
-                for (out, part) in outputs.iter_mut().zip(session.predict(&batch)?) {
-                    if !memory::extend(out, part) {
-                        let received = format!("{rows} rows and more");
-                        let expected = "data whose outputs fit into memory";
-                        return Err(Error::argument("predict", "data", expected, received));
-                    }
-                }
-                Ok(())
+                let (types, values) = session.predict(&batch)?;
+                is_nan |= values.iter().flatten().any(|v| v.is_nan());
+                take(batch.rows, types, values)
             })?;
             progress.step(done, &[]);
         }
         progress.end_predict();
-        let is_nan = || outputs.iter().flatten().any(|v| v.is_nan());
         self.with_any_session(|session| {
-            warn_of_nan(session, DATA, is_nan);
+            warn_of_nan(session, DATA, || is_nan);
             Ok(())
-        })?;
-        let tensor = |(dims, values): (Vec<usize>, Vec<f32>)| {
-            let mut full = vec![rows];
-            full.extend(dims);
-            Ok(Tensor::new(full, values)?)
-        };
-        dims.into_iter().zip(outputs).map(tensor).collect()
+        })
     }
 
     /// Calls `f` with the session, creating one that only predicts if there is none. Concurrent calls wait.
@@ -184,13 +243,29 @@ impl Model {
         let session = match &mut *session {
             Some(session) => session,
             none => {
-                self.check_sizes()?;
                 self.initialize(0)?;
                 none.insert(Session::inference(self, MirroredStrategy::new().into())?)
             }
         };
         f(session)
     }
+}
+
+/// Appends the outputs of a batch; `rows` samples are then predicted.
+fn extend(outputs: &mut Vec<f32>, part: &[f32], rows: usize) -> Result<()> {
+    if memory::extend(outputs, part) {
+        return Ok(());
+    }
+    let (expected, received) =
+        ("data whose outputs fit into memory", format!("{rows} rows or more"));
+    Err(Error::argument("predict", "data", expected, received))
+}
+
+/// Returns an output of `rows` samples.
+fn tensor(rows: usize, dims: &[usize], values: Vec<f32>) -> Result<Tensor> {
+    let mut all = vec![rows];
+    all.extend(dims);
+    Ok(Tensor::new(all, values)?)
 }
 
 /// Warns about results that are NaN and names the layers that may have caused it.
@@ -287,11 +362,10 @@ fn evaluate_batches(
         batch_number += 1;
         if more {
             session.checks.origin = BatchOrigin::Data(name, batch_number);
-            session.stage(StepKind::Test, &next_batch)?;
+            staged = session.stage(StepKind::Test, &next_batch)?;
         }
         session.finish(started, tally)?;
         std::mem::swap(&mut batch, &mut next_batch);
-        staged = true;
         if !after_steps(1, session, tally) {
             return Ok(false);
         }

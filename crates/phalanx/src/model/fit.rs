@@ -12,7 +12,7 @@ use crate::layer::lock;
 use phalanx_exec::{Backend, StepTimes};
 use phalanx_graph::Tensor;
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::Program;
+use phalanx_graph::program::{Policy, Program};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -305,12 +305,13 @@ impl Model {
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
         session.checks.origin = BatchOrigin::Batch;
+        let mut staged = false;
         for step in 0..steps {
             tally = session.objective.tally();
             let accumulation = session.optimizer_accumulation();
-            let started = session.start(StepKind::Train, &batch, accumulation, step > 0)?;
+            let started = session.start(StepKind::Train, &batch, accumulation, staged)?;
             if step + 1 < steps {
-                session.stage(StepKind::Train, &batch)?;
+                staged = session.stage(StepKind::Train, &batch)?;
             }
             session.finish(started, &mut tally)?;
             after_steps(1);
@@ -334,7 +335,7 @@ impl Model {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
         }
         let program =
-            self.with_planner("program", kind, |session| session.program(kind, batch_size))?;
+            self.with_planner("program", kind, |session, step| session.program(step, batch_size))?;
         Ok(Arc::unwrap_or_clone(program))
     }
 
@@ -365,6 +366,11 @@ impl Model {
     /// Returns the names of the devices the model runs on.
     pub fn devices(&self) -> Result<Vec<String>> {
         self.with_any_session(|session| Ok(session.placement.names.clone()))
+    }
+
+    /// Returns the dtype policy that the model was compiled for. The backend may store wider numbers.
+    pub fn dtype_policy(&self) -> Result<Policy> {
+        self.with_any_session(|session| Ok(session.placement.policy))
     }
 
     /// Returns the backend of the devices the model runs on.

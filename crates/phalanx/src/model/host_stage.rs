@@ -2,7 +2,7 @@
 //!
 //! Threads of the data compute these calls. Their results, and the inputs that other layers read, are the feeds of a step.
 
-use super::definition::Definition;
+use super::definition::{Definition, Fed};
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::data::{Samples, Text};
 use crate::error::{Error, Result};
@@ -56,8 +56,8 @@ impl Node {
 #[derive(Debug)]
 pub(crate) struct HostStage {
     nodes: Vec<Node>,
-    /// The nodes whose results are fed to the devices, with their types.
-    feeds: Vec<(usize, Type)>,
+    /// The nodes whose results are fed to the devices.
+    feeds: Vec<(usize, Fed)>,
     outputs: Vec<ValueRef>,
     /// The outputs of each call of the model.
     calls: Vec<Vec<ValueRef>>,
@@ -73,13 +73,21 @@ fn needs_host(def: &Definition) -> bool {
 }
 
 /// The type of an input's samples.
-fn input_type(input: &Input) -> RowType {
+///
+/// # Errors
+/// An open size.
+fn input_type(owner: &str, input: &Input) -> Result<RowType> {
     let elements = match (input.text, input.dtype) {
         (true, _) => Elements::Strings,
         (false, DType::I32) => Elements::Integers,
         (false, _) => Elements::Floats,
     };
-    RowType::new(elements, input.dims.clone())
+    let shape = input.known_shape();
+    let dims = shape.known().ok_or_else(|| {
+        let expected = "known sizes in a model with layers that run on the host";
+        Error::argument(owner, "input shape", expected, &shape)
+    })?;
+    Ok(RowType::new(elements, dims))
 }
 
 impl HostStage {
@@ -92,15 +100,14 @@ impl HostStage {
             return Ok(None);
         }
         let mut nodes = vec![];
-        let inputs: Vec<ValueRef> = (0..def.inputs.len())
-            .map(|i| {
-                let (kind, name) = (NodeKind::Input, def.input_name(i));
-                let host = Some(input_type(def.input(i)));
-                let arguments = Arguments::default();
-                nodes.push(Node { kind, name, inputs: vec![], arguments, host });
-                ValueRef { node: i, output: 0 }
-            })
-            .collect();
+        let mut inputs = vec![];
+        for i in 0..def.inputs.len() {
+            let (kind, name) = (NodeKind::Input, def.input_name(i));
+            let host = Some(input_type(&format!("input '{name}'"), def.input(i))?);
+            let arguments = Arguments::default();
+            nodes.push(Node { kind, name, inputs: vec![], arguments, host });
+            inputs.push(ValueRef { node: i, output: 0 });
+        }
         let (outputs, calls) = expand(def, &inputs, "", &mut nodes)?;
         let mut stage = HostStage { nodes, feeds: vec![], outputs, calls };
         stage.place()?;
@@ -165,17 +172,18 @@ impl HostStage {
                 return Err(Error::argument(user, "input", "numbers", received));
             }
             if !std::mem::replace(&mut fed[node], true) {
-                self.feeds.push((node, ty.ty()));
+                let Type { dtype, dims, .. } = ty.ty();
+                let name = self.nodes[node].name.clone();
+                self.feeds.push((node, Fed { name, dtype, shape: dims.into() }));
             }
         }
         self.feeds.sort_by_key(|(node, _)| *node);
         Ok(())
     }
 
-    /// The names and types of the feeds.
-    pub fn feed_types(&self) -> Vec<(String, Type)> {
-        let named = |(at, ty): &(usize, Type)| (self.nodes[*at].name.clone(), ty.clone());
-        self.feeds.iter().map(named).collect()
+    /// What a step is fed with.
+    pub fn fed(&self) -> Vec<Fed> {
+        self.feeds.iter().map(|(_, fed)| fed.clone()).collect()
     }
 
     /// Appends the rest of the model on its feeds. Returns its outputs, and the types of every call's outputs.
@@ -246,7 +254,7 @@ impl HostStage {
                 node.inputs.iter().filter_map(|input| values[input.node].clone()).collect();
             values[at] = Some(layer.run(&node.owner(), &inputs)?);
         }
-        let feed = |(at, _): &(usize, Type)| {
+        let feed = |(at, _): &(usize, Fed)| {
             let samples = values[*at].take();
             samples.map(|samples| Arc::unwrap_or_clone(samples.to_tensor()))
         };
@@ -326,8 +334,8 @@ pub(super) fn input_rows(
     strings: Option<Arc<Vec<String>>>,
 ) -> Result<Samples> {
     let spec = def.input(input);
-    let wanted = input_type(spec);
     let owner = || format!("model '{}'", def.name);
+    let wanted = input_type(&owner(), spec)?;
     let what = || format!("input '{}'", def.input_name(input));
     let samples: Samples = match (spec.text, strings) {
         (false, None) => {

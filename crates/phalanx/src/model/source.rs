@@ -156,7 +156,8 @@ fn with_checked_targets(mut arrays: Arrays, session: &Session, name: &str) -> Re
         arrays = arrays.with_targets(targets);
     }
     for (i, target) in arrays.targets().iter().enumerate() {
-        session.checks.check_labels(i, target, window.clone(), window.start, &origin)?;
+        let labels = (i, session.checks.classes(i));
+        session.checks.check_labels(labels, target, window.clone(), window.start, &origin)?;
     }
     Ok(arrays)
 }

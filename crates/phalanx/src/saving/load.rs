@@ -99,7 +99,8 @@ impl Load {
         self
     }
 
-    /// Sets the shapes of the inputs, without the batch, for a file that leaves sizes open, such as `(None, None, 3)`.
+    /// Sets the shapes of the inputs, without the batch, for a file that leaves sizes open, such as `(None, None, 3)`; see
+    /// [`Model::with_input_shapes`].
     pub fn input_shapes<S: Into<Vec<usize>>>(
         mut self,
         shapes: impl IntoIterator<Item = S>,
@@ -114,8 +115,8 @@ impl Load {
         if self.input_shapes.is_empty() {
             return Ok(model);
         }
-        let def = model.definition().with_input_shapes(&self.input_shapes);
-        def.map(Model::of).map_err(|error| with_path(path, error))
+        let shapes = self.input_shapes.iter().cloned();
+        model.with_input_shapes(shapes).map_err(|error| with_path(path, error))
     }
 
     /// Loads a model from a `.keras`, `.h5` or `.safetensors` file.

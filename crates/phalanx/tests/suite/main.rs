@@ -19,6 +19,7 @@ mod loss_scale;
 mod losses;
 mod metrics;
 mod mnist;
+mod open_sizes;
 mod optimizers;
 mod plots;
 mod registry;

@@ -1,12 +1,17 @@
 //! Input pipelines with the vocabulary of `tf.data`.
 
+mod buckets;
 mod cache;
 mod epoch_context;
 mod generator;
+mod padding;
 mod parallel;
 mod steps;
 mod strings;
 mod worker_cache_file;
+
+pub use buckets::Buckets;
+pub use padding::PaddedBatch;
 
 use super::{Columns, Dataset, Digest, Epoch, HostBatch, LocalShard, Samples};
 use crate::error::{Error, Result};
@@ -61,7 +66,8 @@ trait Elements: Send {
 /// With several workers, each produces only the samples of its own rows, out of the same batches that
 /// one process would produce. A `map` before the last `batch` runs on one worker per sample, and caches
 /// hold what their worker has produced. Some steps must see every element and run in full on every
-/// worker: `filter` and the steps before it; `from_generator`; the steps between either of them and
+/// worker: `filter`, `bucket_by_sequence_length` and the steps before them; a `padded_batch` to sizes that
+/// depend on the samples, and the steps before it; `from_generator`; the steps between either of them and
 /// `batch`, because the number of samples is unknown; a `map`, `zip` or `enumerate` of full batches and
 /// the steps before it; and an infinite `repeat` before a `shuffle`.
 ///
@@ -132,6 +138,30 @@ impl Pipeline {
         let step = Arc::new(steps::Slices { columns, rows });
         let (batch, rows, shuffled) = (None, Some(rows), false);
         Ok(Pipeline { step, batch, rows, shuffled, provenance, text })
+    }
+
+    /// Elements that are in memory, whose tensors may have different sizes: sequences of different lengths, for example.
+    /// An element is `[x]`, `[x, y]` or `[x, y, sample_weight]`, each without the batch dimension. See
+    /// [`padded_batch`](Self::padded_batch).
+    ///
+    /// # Errors
+    /// If the elements differ in the number of their tensors.
+    pub fn from_elements(elements: Vec<Element>) -> Result<Pipeline> {
+        let tensors = elements.first().map_or(0, Vec::len);
+        if let Some(at) = elements.iter().position(|e| e.len() != tensors || e.is_empty()) {
+            let expected = format!("{} tensors", tensors.max(1));
+            let (argument, received) = (format!("element {at}"), elements[at].len());
+            return Err(Error::argument("from_elements", argument, expected, received));
+        }
+        let share = |element: Element| element.into_iter().map(Arc::new).collect();
+        let elements: Vec<Vec<Arc<Tensor>>> = elements.into_iter().map(share).collect();
+        let sources = elements.iter().flatten().cloned().map(Samples::Tensor).collect();
+        let rows = Some(elements.len());
+        let provenance =
+            Provenance { sources, ..Provenance::default() }.then(format_args!("from_elements"));
+        let step = Arc::new(generator::InMemoryElements { elements: Arc::new(elements) });
+        let text = PipelineText::Numbers;
+        Ok(Pipeline { step, batch: None, rows, shuffled: false, provenance, text })
     }
 
     /// Elements from an iterator, for data of any size. `open` is called for every pass, and nothing is
@@ -231,9 +261,9 @@ impl Pipeline {
         if batch_size == 0 {
             return Err(Error::argument("batch", "batch_size", "at least 1", batch_size));
         }
-        let full = |n: usize| if drop_remainder { n - n % batch_size } else { n };
-        let rows = self.rows.filter(|_| self.batch.is_none()).map(full);
-        let step = Arc::new(steps::Batch { inner: self.step, size: batch_size, drop_remainder });
+        let rows = self.rows_in_batches(batch_size, drop_remainder);
+        let (inner, size, padding) = (self.step, batch_size, None);
+        let step = Arc::new(steps::Batch { inner, size, drop_remainder, padding });
         let provenance =
             self.provenance.then(format_args!("batch({batch_size}, {drop_remainder})"));
         Ok(Pipeline { step, batch: Some(batch_size), rows, provenance, ..self })
@@ -448,5 +478,7 @@ impl Epoch for PipelineEpoch {
     }
 }
 
+#[cfg(test)]
+mod ragged_tests;
 #[cfg(test)]
 mod tests;

@@ -72,6 +72,22 @@ impl Objective {
         self.optimizer.common().gradient_accumulation_steps
     }
 
+    /// Fails if a metric keeps another number of sums for outputs of these types than for earlier ones.
+    pub fn check_state_sizes(&self, outputs: &[Type]) -> Result<()> {
+        for (metrics, output) in self.metrics.iter().zip(outputs) {
+            for Tracked { metric, state_len, .. } in metrics {
+                let received = metric.state_len(output);
+                if received != *state_len {
+                    let owner = format!("metric '{}'", metric.name());
+                    let expected = format!("outputs with known sizes ({state_len} sums)");
+                    let received = format!("{received} sums for {}", output.shape_text());
+                    return Err(Error::argument(owner, "open sizes", expected, received));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A tally of nothing.
     pub fn tally(&self) -> Tally {
         let states = self.metrics.iter().flatten().map(|m| m.state_len);

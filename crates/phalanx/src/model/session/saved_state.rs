@@ -1,7 +1,7 @@
 //! The state of a training run, taken out and put back: counters and tensors.
 
 use super::train_state::mismatch;
-use super::{Session, StepKind, TrainState};
+use super::{Session, TrainState};
 use crate::error::Result;
 use crate::layer::lock;
 use phalanx_exec::StateId;
@@ -57,7 +57,7 @@ impl Session {
         batch: usize,
     ) -> Result<()> {
         self.state.check(&self.def.name, saved)?;
-        self.ensure_loaded(StepKind::Train, batch)?;
+        self.prepare_training(batch)?;
         let mut given: HashMap<&str, &Tensor> =
             tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let model = &self.def.name;

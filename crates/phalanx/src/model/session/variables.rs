@@ -1,6 +1,6 @@
 //! The optimizer's state as Keras' variables, in Keras' order.
 
-use super::{Session, StepKind, lock};
+use super::{Session, lock};
 use crate::error::{Error, Result};
 use crate::layer::ModelWeight;
 use crate::saving::{Training, TrainingState, Variable, layers_in_order};
@@ -181,6 +181,10 @@ impl Session {
     /// Restores the state in a file: the iteration, then the learning rate (without a schedule) and the
     /// variables, if the file has any.
     pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
+        if self.weights.loss_scale.is_some() && found.len() == LOSS_SCALE_VARIABLES - 1 {
+            // A loss-scale optimizer that never ran has no inner variables: everything is as the config says.
+            return Ok(());
+        }
         let scaled = self.stored_loss_scale(found);
         let (iteration, found) = match scaled {
             Some((_, iteration)) => (iteration, &found[LOSS_SCALE_VARIABLES..]),
@@ -208,7 +212,7 @@ impl Session {
             let dims: Vec<Vec<usize>> =
                 trained.iter().map(|w| w.layer.weights()[w.index].spec.dims.clone()).collect();
             check(&kinds, &dims, &found)?;
-            self.ensure_loaded(StepKind::Train, 1)?;
+            self.prepare_training(1)?;
             let mut executor = lock(&self.executor);
             for (kind, tensor) in kinds.iter().zip(found) {
                 let values = tensor.f32().unwrap_or_default();

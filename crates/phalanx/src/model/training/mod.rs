@@ -15,7 +15,7 @@ use super::evaluate::evaluate;
 use super::fit::Fit;
 use super::run_config::{self, RunConfig};
 use super::run_state::{Header, Position, RunState};
-use super::session::{Session, StepKind, Tally};
+use super::session::{Session, Tally};
 use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, HostBatch, format_digest};
@@ -220,7 +220,7 @@ impl<'a> TrainLoop<'a> {
         }
         let found = self.session.workers.broadcast_run(found)?;
         // The optimizer's slots exist once the training program is loaded.
-        self.session.ensure_loaded(StepKind::Train, self.data.training.batch_size())?;
+        self.session.prepare_training(self.data.training.batch_size())?;
         let Some(state) = found else {
             let requesting = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
             return self.save_run(&requesting);

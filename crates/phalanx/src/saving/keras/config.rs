@@ -3,10 +3,12 @@
 use super::assets::vocabulary_file;
 use super::order::{ListEntry, identity, is_chain, order};
 use crate::layer::{Argument, Arguments, LayerHandle};
-use crate::layers::nested::dtype_policy;
-use crate::model::{Call, Callee, Definition, Input, IoStructure, ModelCall, Symbol};
+use crate::layers::nested::{dtype_value, for_each_policy, policy_value};
+use crate::model::{
+    Call, Callee, Definition, Input, IoStructure, ModelCall, Shape, Symbol, ValueType,
+};
 use crate::ops;
-use phalanx_graph::{DType, Type};
+use phalanx_graph::DType;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -64,19 +66,9 @@ fn dtype(dtype: DType) -> &'static str {
     }
 }
 
-/// A shape with an open batch dimension.
-fn shape(dims: &[usize]) -> Value {
-    let axes = dims.iter().map(|d| Value::from(*d));
-    std::iter::once(Value::Null).chain(axes).collect()
-}
-
-/// The shape of an input, in which open sizes are null.
-fn input_shape(input: &Input) -> Value {
-    let size = |(axis, d): (usize, &usize)| match input.is_open(axis) {
-        true => Value::Null,
-        false => Value::from(*d),
-    };
-    let axes = input.dims.iter().enumerate().map(size);
+/// A shape with an open batch dimension, in which open sizes are null.
+fn shape(shape: &Shape) -> Value {
+    let axes = shape.sizes().iter().map(|size| size.map_or(Value::Null, Value::from));
     std::iter::once(Value::Null).chain(axes).collect()
 }
 
@@ -105,11 +97,11 @@ impl Writer {
     }
 
     fn sequential(&self, def: &Definition) -> Map<String, Value> {
-        let input = input_shape(def.input(0));
+        let input = shape(&def.input(0).shape);
         let layers: Vec<Value> =
             def.members.iter().map(|m| self.callee(&m.name, &m.callee).into()).collect();
         let config = json!({
-            "name": def.name, "trainable": trainable(def), "dtype": dtype_policy("float32"), "layers": layers,
+            "name": def.name, "trainable": trainable(def), "dtype": policy_value(def.dtype_policy()), "layers": layers,
             "build_input_shape": input,
         });
         let mut object = self.object("keras", "Sequential", config);
@@ -186,7 +178,7 @@ impl Writer {
 
     fn input(&self, name: &str, input: &Input) -> Map<String, Value> {
         let dtype = if input.text { "string" } else { dtype(input.dtype) };
-        let config = json!({ "batch_shape": input_shape(input), "dtype": dtype,
+        let config = json!({ "batch_shape": shape(&input.shape), "dtype": dtype,
                              "sparse": false, "name": name });
         self.object("keras.layers", "InputLayer", config)
     }
@@ -212,7 +204,14 @@ impl Writer {
             config.insert("dtype".into(), dtype.into());
         } else {
             config.insert("trainable".into(), layer.trainable().into());
-            config.insert("dtype".into(), dtype_policy(dtype));
+            let policy = match dtype {
+                "float32" => policy_value(layer.dtype_policy().unwrap_or_default()),
+                other => dtype_value(other),
+            };
+            for value in config.values_mut() {
+                for_each_policy(value, &mut |dtype| *dtype = policy.clone());
+            }
+            config.insert("dtype".into(), policy);
         }
         let mut object = self.object(module, class, config.into());
         if let Some(number) = self.shared.get(&identity(layer)) {
@@ -288,15 +287,15 @@ impl<'a> Nodes<'a> {
         let ty = self.ty(symbol);
         let dtype = match &symbol.call.callee {
             Callee::Input(input) if input.text => "string",
-            _ => dtype(ty.dtype),
+            _ => dtype(ty.dtype()),
         };
         json!({ "class_name": "__keras_tensor__", "config": {
-            "shape": shape(&ty.dims), "dtype": dtype,
+            "shape": shape(&ty.shape()), "dtype": dtype,
             "keras_history": [name, number, symbol.output],
         }})
     }
 
-    fn ty(&self, symbol: &Symbol) -> Type {
+    fn ty(&self, symbol: &Symbol) -> ValueType {
         if let Callee::Model(inner) = &symbol.call.callee {
             return inner.output_types[symbol.output].clone();
         }

@@ -8,8 +8,8 @@ use super::graph::Graph;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
-use crate::layers::nested::policy_name;
-use crate::model::{Callee, Definition, Input, ModelKind, OpenAxes, Symbol};
+use crate::layers::nested::{POLICIES, for_each_policy, parse_policy, policy_name};
+use crate::model::{Callee, Definition, Input, ModelKind, Symbol};
 use crate::ops;
 use phalanx_graph::{DType, text};
 use serde_json::{Map, Value};
@@ -260,9 +260,6 @@ fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee
     input_of_shape(owner, shape)
 }
 
-/// The size that stands for an open one. Only the weights follow from it, so any size that the layers accept will do.
-const STAND_IN: usize = 256;
-
 /// An input from a shape with an open batch dimension. Other sizes that are null stay open.
 fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let wrong = || {
@@ -272,19 +269,11 @@ fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let Some([Value::Null, sizes @ ..]) = shape.as_array().map(Vec::as_slice) else {
         return Err(wrong());
     };
-    let (mut dims, mut axes) = (vec![], vec![]);
-    for (axis, size) in sizes.iter().enumerate() {
-        dims.push(match size {
-            Value::Null => {
-                axes.push(axis);
-                STAND_IN
-            }
-            size => size.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)?,
-        });
-    }
-    let mut input = Input::new(dims);
-    input.open = OpenAxes { axes, given: false };
-    Ok(input)
+    let size = |size: &Value| match size {
+        Value::Null => Ok(None),
+        size => size.as_u64().and_then(|n| usize::try_from(n).ok()).map(Some).ok_or_else(wrong),
+    };
+    Ok(Input::new(sizes.iter().map(size).collect::<Result<Vec<Option<usize>>>>()?))
 }
 
 fn input(object: &Object<'_>) -> Result<Input> {
@@ -317,6 +306,22 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();
     let dtype = config.remove("dtype");
+    // Some layers of integers have a type of their own, which is checked below.
+    let is_integer = matches!(dtype.as_ref().and_then(policy_name), Some("int32" | "int64"));
+    let policy = parse_policy(dtype.as_ref().filter(|_| !is_integer))
+        .map_err(|received| Error::argument(owner(), "dtype", POLICIES, received))?;
+    let mut other = None;
+    for value in config.values_mut() {
+        for_each_policy(value, &mut |dtype| {
+            if parse_policy(Some(dtype)) != Ok(policy) {
+                other = Some(brief(dtype));
+            }
+        });
+    }
+    if let Some(other) = other {
+        let expected = format!("{}, as the layer itself has", policy.name());
+        return Err(Error::argument(owner(), "dtype of its inner layer", expected, other));
+    }
     let trainable = match config.remove("trainable") {
         None | Some(Value::Null) => true,
         Some(Value::Bool(trainable)) => trainable,
@@ -338,13 +343,10 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         }
         other => other,
     })?;
-    let expected = layer.dtype();
-    let written = dtype.as_ref().map_or(Some(expected), policy_name);
-    // Layers of integers have either type in Keras.
-    let known = |dtype: &str| dtype == expected || dtype == "int32" && expected == "int64";
-    if !written.is_some_and(known) {
+    if is_integer != (layer.dtype() == "int64") && dtype.is_some() {
+        let expected = if layer.dtype() == "int64" { "int32 or int64" } else { POLICIES };
         let received = dtype.as_ref().map(brief).unwrap_or_default();
         return Err(Error::argument(owner(), "dtype", expected, received));
     }
-    Ok(LayerHandle::new(layer, Some(name.into()), trainable))
+    Ok(LayerHandle::new(layer, Some(name.into()), trainable).with_dtype_policy(policy))
 }

@@ -13,7 +13,6 @@ use ::csv::{Position, ReaderBuilder, StringRecord};
 use columns::{grouped, inputs};
 use encoding::{Column, Kind, Role, parse_number};
 use phalanx_graph::text::{cut, escape};
-use phalanx_graph::{Data, Tensor};
 use scan::Scan;
 use std::collections::HashSet;
 use std::fs::File;
