@@ -67,6 +67,7 @@ pub mod constraints;
 pub mod data;
 pub mod datasets;
 pub mod error;
+pub mod feature_space;
 pub mod history;
 pub mod initializers;
 mod json_float;
@@ -119,12 +120,13 @@ pub mod prelude {
     pub use crate::constraints::Constraint;
     pub use crate::data::{
         Arrays, Buckets, Dataset, FromDirectory, ImageDataGenerator, ImageFolder, LabelBinarizer,
-        PaddedBatch, Pipeline, Prefetch, Samples, Subset, to_categorical,
+        PaddedBatch, Pipeline, Prefetch, Samples, Subset, Text, to_categorical,
     };
     pub use crate::error::{Error, Result};
     pub use crate::history::History;
     pub use crate::initializers::Initializer;
     pub use crate::layer::{Layer, LayerExt, LayerHandle};
+    pub use crate::layers::OutputMode;
     pub use crate::layers::classes::*;
     pub use crate::losses::classes::*;
     pub use crate::losses::{Loss, LossExt, Reduction};

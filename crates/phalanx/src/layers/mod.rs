@@ -34,6 +34,7 @@ mod normalization;
 mod numbers;
 mod permute;
 mod pooling;
+mod preprocessing;
 mod regularized;
 mod repeat_vector;
 mod rescaling;
@@ -54,6 +55,8 @@ pub use attention::ScoreMode;
 pub use dot::DotAxes;
 pub use image_preprocessing::{Factor, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
+pub use preprocessing::hashing::MaskValue;
+pub use preprocessing::{Ngrams, OovMethod, OutputMode, Salt, Split, Standardize};
 pub use rnn::bidirectional::MergeMode;
 pub use rnn::{GRUCell, LSTMCell, SimpleRNNCell, StackedRNNCells};
 pub use spatial::{ImageDataFormat, Padding, Pair, Sides, Sizes};
@@ -150,6 +153,14 @@ registry! {
         AveragePooling3D required ["pool_size"],
         MaxPooling1D, MaxPooling2D, MaxPooling3D,
     }
+    preprocessing::category_encoding { CategoryEncoding required ["num_tokens"] }
+    preprocessing::discretization { Discretization }
+    preprocessing::feature_layers { TFDConcat required ["axis"], TFDIdentity }
+    preprocessing::hashed_crossing { HashedCrossing required ["num_bins"] }
+    preprocessing::hashing { Hashing required ["num_bins"] }
+    preprocessing::integer_lookup { IntegerLookup }
+    preprocessing::string_lookup { StringLookup }
+    preprocessing::text_vectorization { TextVectorization }
     repeat_vector { RepeatVector required ["n"] }
     rescaling { Rescaling required ["scale"] }
     reshape { Reshape required ["target_shape"] }

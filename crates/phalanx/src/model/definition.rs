@@ -1,12 +1,13 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
 use super::caller::Caller;
-use super::shape::ValueType;
+use super::host_stage::HostStage;
+use super::shape::{Shape, ValueType};
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
 use phalanx_graph::program::Policy;
-use phalanx_graph::{DType, FeedId, Type};
+use phalanx_graph::{DType, FeedId, Space, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -67,8 +68,32 @@ pub struct Definition {
     notes: Mutex<BTreeMap<String, String>>,
     pub(crate) input_structure: IoStructure,
     pub(crate) output_structure: IoStructure,
+    /// What runs on the host before a step, if anything does.
+    pub(crate) host: Option<HostStage>,
+    /// What a step is fed with: the inputs, or the results of the host stage.
+    pub(crate) fed: Vec<Fed>,
     /// The size that stands for open ones where an example is needed.
     pub(super) example: usize,
+}
+
+/// A value that a step is fed with.
+#[derive(Clone, Debug)]
+pub(crate) struct Fed {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+impl Fed {
+    fn input(def: &Definition, i: usize) -> Fed {
+        let input = def.input(i);
+        Fed { name: def.input_name(i), dtype: input.dtype, shape: input.known_shape() }
+    }
+
+    /// The type of rows of these sizes.
+    pub fn ty(&self, sizes: &[usize]) -> Type {
+        Type::new(self.dtype, Space::Rows, sizes)
+    }
 }
 
 impl Definition {
@@ -127,7 +152,14 @@ impl Definition {
                 .map(|(call, member)| ModelCall { call, member, types: vec![] })
                 .collect(),
             notes: Mutex::default(),
+            host: None,
+            fed: vec![],
             example: 1,
+        };
+        def.host = HostStage::cut(&def)?;
+        def.fed = match &def.host {
+            Some(stage) => stage.fed(),
+            None => (0..def.inputs.len()).map(|i| Fed::input(&def, i)).collect(),
         };
         def.infer_types()?;
         Ok(def)
@@ -143,10 +175,10 @@ impl Definition {
         self.kind
     }
 
-    /// Declares one feed per input of these shapes.
+    /// Declares the feeds of a step, of these shapes.
     fn feeds(&self, low: &mut Lowering, shapes: &[Vec<usize>]) -> Vec<FeedId> {
-        let feed = |(i, sizes)| low.graph.add_feed(&self.input_name(i), self.input(i).ty(sizes));
-        shapes.iter().map(Vec::as_slice).enumerate().map(feed).collect()
+        let feed = |(fed, sizes): (&Fed, &Vec<usize>)| low.graph.add_feed(&fed.name, fed.ty(sizes));
+        self.fed.iter().zip(shapes).map(feed).collect()
     }
 
     /// Returns the name of input `i`.
@@ -184,7 +216,14 @@ impl Definition {
     ) -> Result<Vec<Operand>> {
         let feeds = self.feeds(low, shapes);
         let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-        self.lower_with(low, &inputs, "", on_call)
+        match &self.host {
+            Some(stage) => {
+                let (outputs, types) = stage.lower(low, &inputs)?;
+                types.into_iter().for_each(on_call);
+                Ok(outputs)
+            }
+            None => self.lower_with(low, &inputs, "", on_call),
+        }
     }
 
     /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`
@@ -195,6 +234,7 @@ impl Definition {
         inputs: &[Operand],
         prefix: &str,
     ) -> Result<Vec<Operand>> {
+        // Other models expand one with a host stage.
         self.lower_with(caller, inputs, prefix, |_| {})
     }
 
@@ -239,7 +279,7 @@ impl Definition {
     }
 
     /// Returns the inputs of this model in its order, from the arguments of its call.
-    fn inputs_of(&self, arguments: &Arguments<Operand>) -> Vec<Operand> {
+    pub(super) fn inputs_of<T: Copy>(&self, arguments: &Arguments<T>) -> Vec<T> {
         let (IoStructure::Dict(names), [Argument::Dict(entries)]) =
             (&self.input_structure, &arguments.positional[..])
         else {

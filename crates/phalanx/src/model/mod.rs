@@ -6,6 +6,7 @@ mod compile;
 mod definition;
 mod evaluate;
 mod fit;
+mod host_stage;
 mod logs;
 mod memory;
 mod multi_step;
@@ -16,6 +17,7 @@ mod run_state;
 mod session;
 mod shape;
 mod source;
+mod staged_dataset;
 mod steps;
 mod summary;
 mod symbol;
@@ -194,7 +196,12 @@ impl Model {
         self.def.with_input_shapes(&shapes).map(Model::of)
     }
 
-    /// Returns the element type of each input.
+    /// Returns whether each input takes strings.
+    pub fn text_inputs(&self) -> Vec<bool> {
+        (0..self.def.inputs.len()).map(|i| self.def.input(i).text).collect()
+    }
+
+    /// Returns the element type of each input; strings are numbered by integers.
     pub fn input_dtypes(&self) -> Vec<DType> {
         self.def.input_dtypes()
     }

@@ -2,7 +2,6 @@
 
 use super::definition::Definition;
 use super::shape::ValueType;
-use super::symbol::Input;
 use crate::error::{Error, Result};
 use crate::layer::Lowering;
 use phalanx_graph::Type;
@@ -22,19 +21,18 @@ const PROBES: [[usize; 2]; 6] = [[256, 384], [240, 360], [420, 840], [64, 96], [
 type ValueTypes = (Vec<Vec<ValueType>>, Vec<ValueType>);
 
 impl Definition {
-    /// Returns whether sizes of the inputs are open.
+    /// Returns whether sizes of what a step is fed with are open.
     pub(crate) fn is_open(&self) -> bool {
-        let open = |input: &Input| input.given.is_none() && input.shape.is_open();
-        (0..self.inputs.len()).any(|i| open(self.input(i)))
+        self.fed.iter().any(|fed| fed.shape.is_open())
     }
 
-    /// Returns the shapes of the inputs, with examples of open sizes.
+    /// Returns the shapes of what a step is fed with, with examples of open sizes.
     pub(crate) fn example_shapes(&self) -> Vec<Vec<usize>> {
         self.shapes_with(self.example)
     }
 
     fn shapes_with(&self, open: usize) -> Vec<Vec<usize>> {
-        (0..self.inputs.len()).map(|i| self.input(i).known_shape().with_open(open)).collect()
+        self.fed.iter().map(|fed| fed.shape.with_open(open)).collect()
     }
 
     /// Lowers the model in inference mode to infer types, declare weights and report errors: once, or for two sizes if

@@ -160,7 +160,10 @@ pub(crate) fn notes(
     compiled: Option<&Map<String, Value>>,
 ) -> BTreeMap<String, String> {
     let mut notes = def.notes().clone();
-    notes.insert(safetensors::CONFIG.into(), keras::whole_config(def, compiled).to_string());
+    notes.insert(
+        safetensors::CONFIG.into(),
+        keras::whole_config(def, keras::Style::Version3, compiled).to_string(),
+    );
     notes
 }
 
@@ -184,7 +187,7 @@ pub(crate) fn layer_paths(def: &Definition) -> Vec<(String, LayerHandle)> {
 
 /// The structure of a model as stored in files.
 pub(crate) fn structure(def: &Definition) -> String {
-    keras::whole_config(def, None).to_string()
+    keras::whole_config(def, keras::Style::Version3, None).to_string()
 }
 
 /// Reads the metadata of a file: `model`, the name of the saved model, and the entries set by

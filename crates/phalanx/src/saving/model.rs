@@ -66,7 +66,7 @@ impl Model {
     /// # Errors
     /// A layer that Keras does not have: its config cannot be read back.
     pub fn clone_model(&self) -> Result<Model> {
-        let config = keras::whole_config(self.definition(), None);
+        let config = keras::whole_config(self.definition(), keras::Style::Version3, None);
         Ok(Model::of(keras::read_structure(&config)?))
     }
 

@@ -27,5 +27,6 @@ mod registry;
 mod replicas;
 mod resume;
 mod tensorboard;
+mod text;
 mod training_arguments;
 mod workers;

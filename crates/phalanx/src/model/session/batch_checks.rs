@@ -48,9 +48,9 @@ pub(crate) struct BatchChecks {
 }
 
 impl BatchChecks {
-    /// Returns the element types of the inputs.
+    /// Returns the element types of what a step is fed with.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
-        self.def.input_dtypes()
+        self.def.fed.iter().map(|fed| fed.dtype).collect()
     }
 
     /// Returns the element types of the targets.
@@ -108,10 +108,14 @@ impl BatchChecks {
     /// Checks a batch of a shape against the model.
     pub(super) fn check(&self, batch: &HostBatch, shape: &BatchShape, targets: bool) -> Result<()> {
         let rows = batch.local_len();
-        self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
-        for (i, t) in batch.inputs.iter().enumerate() {
-            let ty = self.def.input(i).ty(&shape.inputs[i]);
-            self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
+        self.check_count("inputs", self.def.fed.len(), batch.inputs.len())?;
+        for (i, (t, fed)) in batch.inputs.iter().zip(&self.def.fed).enumerate() {
+            let what = format!("input '{}'", fed.name);
+            if batch.strings.get(i).is_some_and(Option::is_some) {
+                let owner = format!("model '{}'", self.def.name);
+                return Err(Error::argument(owner, what, "numbers", "strings"));
+            }
+            self.check_rows(what, &fed.ty(&shape.inputs[i]), t, rows)?;
         }
         // Row numbers count over all workers.
         let first = batch.local.as_ref().map_or(0, |own| own.start);

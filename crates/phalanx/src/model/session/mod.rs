@@ -156,7 +156,7 @@ impl Session {
                 .map(|(loss, ty)| ty.dims.first().copied().filter(|_| pads && loss.pads_targets()))
                 .collect(),
             output_names: output_names.clone(),
-            lookups: indices::lookups(graph, model.def.inputs.len()),
+            lookups: indices::lookups(graph, model.def.fed.len()),
             origin: BatchOrigin::default(),
         };
         let objective =

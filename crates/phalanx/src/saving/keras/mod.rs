@@ -1,6 +1,7 @@
 //! Keras 3 files: `.keras` (structure, weights, compile arguments, optimizer) and `.weights.h5`.
 
 mod archive;
+mod assets;
 mod compile;
 mod config;
 mod graph;
@@ -9,6 +10,7 @@ mod order;
 mod read;
 mod weights;
 
+pub(super) use assets::{Assets, set_vocabularies};
 pub(super) use compile::{compile, compile_for_evaluation};
 pub(crate) use compile::{object, optimizer as optimizer_object};
 pub(super) use config::{Style, model as model_config};
@@ -37,8 +39,12 @@ const NOTES: &str = "phalanx_notes";
 pub(super) const KERAS_VERSION: &str = "3.15.0";
 
 /// Structure and compile arguments, as in `config.json`.
-pub(super) fn whole_config(def: &Definition, compiled: Option<&Map<String, Value>>) -> Value {
-    let mut model = model_config(def, Style::Version3);
+pub(super) fn whole_config(
+    def: &Definition,
+    style: Style,
+    compiled: Option<&Map<String, Value>>,
+) -> Value {
+    let mut model = model_config(def, style);
     model["compile_config"] = compiled.map_or(json!({}), |config| config.clone().into());
     model
 }
@@ -50,9 +56,10 @@ pub(super) fn write(
     weights: &[(String, Tensor)],
     training: Option<&Training>,
 ) -> io::Result<()> {
-    let config = whole_config(def, training.map(|t| &t.config)).to_string();
+    let config = whole_config(def, Style::Archive, training.map(|t| &t.config)).to_string();
     let weights = content(def, &ByLayer::new(def, weights), training).to_bytes();
-    archive::write(out, &def.notes(), &config, &weights.map_err(io::Error::other)?)
+    let weights = weights.map_err(io::Error::other)?;
+    archive::write(out, &def.notes(), &config, &weights, &assets::files(def))
 }
 
 /// The metadata set by the user.
@@ -80,5 +87,5 @@ pub(super) fn open(path: &Path) -> Result<Stored> {
     let metadata = archive.metadata.map(|bytes| json::parse(&bytes)).transpose();
     let metadata = metadata.map_err(|e| wrong("metadata.json", e))?;
     let file = File::from_bytes(archive.weights).map_err(|e| fault(path, e))?;
-    Ok(Stored { config: Some(config), metadata, file })
+    Ok(Stored { config: Some(config), metadata, file, assets: archive.assets })
 }

@@ -1,6 +1,7 @@
 //! Weights in `.weights.h5`: `layers/<class>[_k]/vars/<i>`, numbered by class in Keras' order, and the
 //! variables of the optimizer.
 
+use super::assets::{read_idf_weights, write_idf_weights};
 use super::order::{identity, is_chain, listed};
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
@@ -14,16 +15,16 @@ use std::fmt::Display;
 use std::path::Path;
 
 /// The location of the variables of a layer or model in a file.
-struct Slot {
+pub(super) struct Slot {
     /// Path of the group.
-    path: String,
-    name: String,
-    layer: Option<LayerHandle>,
+    pub path: String,
+    pub name: String,
+    pub layer: Option<LayerHandle>,
 }
 
 /// All layers and models with their locations in the file, in order. A layer shared by several models of
 /// the file has several locations, because Python does not always know that it is shared.
-fn slots(def: &Definition) -> Vec<Slot> {
+pub(super) fn slots(def: &Definition) -> Vec<Slot> {
     fn collect(def: &Definition, path: &str, name: &str, out: &mut Vec<Slot>) {
         out.push(Slot { path: path.into(), name: name.into(), layer: None });
         let mut counts: HashMap<String, usize> = HashMap::new();
@@ -149,6 +150,7 @@ pub(in crate::saving) fn content(
         let vars = format!("{}vars", slot.path);
         root.group(&vars).attribute("name", slot.name);
         let Some(layer) = slot.layer else { continue };
+        write_idf_weights(layer.layer(), &slot.path, &mut root);
         for (tensor, location) in weights.get(&layer).iter().zip(locations(&layer)) {
             let data = tensor.f32().unwrap_or_default();
             let group = format!("{}{}", slot.path, location.group);
@@ -242,7 +244,7 @@ pub(in crate::saving) fn fault(path: &Path, received: impl Display) -> Error {
 
 /// Reads all weights of a model.
 pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Result<Staged> {
-    let mut staged = vec![];
+    let (mut staged, mut idf_weights) = (vec![], vec![]);
     let mut faults = vec![];
     let mut seen = HashSet::new();
     for slot in slots(def) {
@@ -257,8 +259,9 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         // Sequential models of some versions omit layers without weights.
         let members = |group: &&str| file.root().group(&format!("{}{group}", slot.path));
         let found: usize = groups.iter().map(|g| members(g).map_or(0, |g| g.members().len())).sum();
+        let idf = read_idf_weights(path, file, layer.layer(), &slot.path)?;
         let expected = specs.len() + locations.iter().filter(|l| l.own_number.is_some()).count();
-        if found != expected {
+        if found != expected + usize::from(idf.is_some()) {
             faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
             continue;
         }
@@ -273,9 +276,13 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
             }
             tensors.push(dataset.read_f32().map_err(|e| fault(path, e))?);
         }
+        idf_weights.extend(idf.map(|weights| (layer.clone(), weights)));
         staged.push((layer, tensors));
     }
     if faults.is_empty() {
+        for (layer, weights) in idf_weights {
+            layer.layer().vocabulary().into_iter().for_each(|v| v.set_idf_weights(weights.clone()));
+        }
         return Ok(staged);
     }
     let expected = format!("the weights of model '{}'", def.name);

@@ -31,6 +31,19 @@ fn values(key: &str) -> Vec<Value> {
         "mean" | "variance" => json!([null, 0.0, [1.0, 2.0], [], [-1.0]]),
         "activation" => json!(["relu", "softmax", "nothing"]),
         "use_bias" | "center" | "keepdims" | "synchronized" => json!([true, false]),
+        "num_tokens" | "num_bins" | "max_tokens" | "num_oov_indices" | "output_sequence_length" => {
+            sizes
+        }
+        "output_mode" => json!(["int", "one_hot", "multi_hot", "count", "tf_idf", "other"]),
+        "vocabulary" => json!([null, [], ["a", "b"], ["a", "a"], [1, 2], "file"]),
+        "idf_weights" => json!([null, [], [1.0, 2.0]]),
+        "vocabulary_size" => json!([null, 0, 4, u64::MAX]),
+        "ngrams" => json!([null, 0, 2, u64::MAX, [], [2, 0], [3]]),
+        "split" | "standardize" => json!([null, "whitespace", "character", "lower", "other"]),
+        "salt" => json!([null, 1, [1, -2], [1], u64::MAX]),
+        "mask_value" | "mask_token" | "oov_token" => json!([null, "a", 1, 0.5]),
+        "bin_boundaries" => json!([null, [], [1.0], [2.0, 1.0], [1e308, 1e308]]),
+        "invert" | "pad_to_max_tokens" | "sparse" | "ragged" => json!([true, false]),
         "interpolation" => json!(["nearest", "bilinear", "bicubic", "other"]),
         _ => json!([]),
     };
@@ -49,7 +62,8 @@ fn plain(class: &str) -> Map<String, Value> {
         "num_heads": 2, "key_dim": 2, "head_dim": 2, "num_query_heads": 2,
         "num_key_value_heads": 1, "equation": "...x,xy->...y", "output_shape": 3, "init_values": 0.5,
         "projection_dim": 2, "drop_path_rate": 0.2, "layer": { "class_name": "LSTM", "config": { "units": 2 } },
-        "cell": { "class_name": "LSTMCell", "config": { "units": 2 } } });
+        "cell": { "class_name": "LSTMCell", "config": { "units": 2 } }, "num_tokens": 3, "num_bins": 3,
+        "axis": -1 });
     let all = needed.as_object().unwrap();
     // The minimal config, found by removing the keys that the class does not know.
     let mut config = all.clone();
@@ -67,7 +81,25 @@ fn plain(class: &str) -> Map<String, Value> {
         let dense = json!({ "class_name": "Dense", "config": { "units": 2 } });
         config.insert("layer".into(), dense);
     }
+    let learned = match class {
+        "StringLookup" => json!({ "vocabulary": ["a", "b"] }),
+        "TextVectorization" => json!({ "vocabulary": ["a", "b"], "output_sequence_length": 3 }),
+        "IntegerLookup" => json!({ "vocabulary": [1, 2] }),
+        "Discretization" => json!({ "bin_boundaries": [0.5, 1.5] }),
+        _ => json!({}),
+    };
+    config.extend(learned.as_object().unwrap().clone());
     config
+}
+
+/// The inputs that a class takes.
+fn input(class: &str, shape: &[usize]) -> Input {
+    let input = Input::new(shape);
+    match class {
+        "StringLookup" | "TextVectorization" => input.strings(),
+        "IntegerLookup" | "HashedCrossing" | "CategoryEncoding" => input.integers(),
+        _ => input,
+    }
 }
 
 /// The result; `None` for an error that the user may have caused. Other errors are bugs.
@@ -92,7 +124,7 @@ fn exercise(class: &str, config: &Map<String, Value>) -> usize {
                 return trained;
             };
             let layer = LayerHandle::new(layer, None, true);
-            let symbols: Vec<Symbol> = (0..inputs).map(|_| Input::new(shape).symbol()).collect();
+            let symbols: Vec<Symbol> = (0..inputs).map(|_| input(class, shape).symbol()).collect();
             let y = layer.apply(&symbols[..]);
             let Some(mut model) = unless_user_error(Model::new(&symbols[..], &y)) else { continue };
             let compile = Compile::new(SGD::new(0.01)).loss("mse").metrics(["mae"]);
@@ -104,7 +136,16 @@ fn exercise(class: &str, config: &Map<String, Value>) -> usize {
                 let len = dims.iter().product();
                 tensor(&dims, (0..len).map(|i| (i % 3) as f32).collect::<Vec<f32>>())
             };
-            let x = vec![rows(shape); inputs];
+            let x: Samples = match input(class, shape).text {
+                true => {
+                    let dims = [&[3], shape].concat();
+                    let strings =
+                        (0..dims.iter().product()).map(|i: usize| ["a", "b c", ""][i % 3]);
+                    Text::new(dims, strings).unwrap().into()
+                }
+                false => rows(shape).into(),
+            };
+            let x = vec![x; inputs];
             let x = Arrays::new(x, ()).unwrap();
             let Some(y) = unless_user_error(model.predict(&x)) else { continue };
             let data = Arrays::new(x.inputs().to_vec(), rows(&y.dims()[1..])).unwrap();
