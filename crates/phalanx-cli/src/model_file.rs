@@ -19,6 +19,8 @@ pub struct ModelFile {
     pub name: String,
     /// Names and shapes of the inputs as the file declares them.
     declared: Vec<(String, Shape)>,
+    /// The names of the inputs that take strings.
+    pub text_inputs: Vec<String>,
     /// Inputs and outputs as declared; open sizes are 0.
     columns: Columns,
     /// The same for the sizes of the data, if the file leaves sizes open and they are known.
@@ -95,6 +97,8 @@ impl ModelFile {
     pub fn open(path: &Path) -> Result<ModelFile> {
         let model = Load::new().compile(false).model(path)?;
         let columns = Columns::of(&model);
+        let is_text = model.input_names().into_iter().zip(model.text_inputs());
+        let text_inputs = is_text.filter(|(_, text)| *text).map(|(name, _)| name).collect();
         let declared = model.input_names().into_iter().zip(model.input_shapes()).collect();
         for (_, input) in &columns.inputs {
             check_sample_size(input).with_context(|| shown(path.display()).to_string())?;
@@ -114,7 +118,17 @@ impl ModelFile {
         let (name, activation) = (model.name().into(), last_activation(&model));
         let path = path.into();
         let sized = OnceLock::new();
-        Ok(ModelFile { path, name, declared, columns, sized, activation, losses, from_logits })
+        Ok(ModelFile {
+            path,
+            name,
+            declared,
+            text_inputs,
+            columns,
+            sized,
+            activation,
+            losses,
+            from_logits,
+        })
     }
 
     fn columns(&self) -> &Columns {

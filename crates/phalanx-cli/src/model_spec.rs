@@ -201,6 +201,14 @@ impl ModelSpec {
         }
     }
 
+    /// The names of the inputs that take strings.
+    pub fn text_inputs(&self) -> Vec<String> {
+        match &self.kind {
+            ModelKind::Network(_) => vec![],
+            ModelKind::File(file) => file.text_inputs.clone(),
+        }
+    }
+
     /// The source of the loss, and Keras' class name of the loss of each output.
     pub fn loss_source(
         &self,

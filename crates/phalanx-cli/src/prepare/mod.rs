@@ -224,7 +224,8 @@ fn load_request<'a>(
     table: Option<&'a phalanx::datasets::TableEncoding>,
 ) -> LoadRequest<'a> {
     let (inputs, outputs) = spec.io_names();
-    LoadRequest { name: request.name, image_options, args: request.args, inputs, outputs, table }
+    let (name, args, text_inputs) = (request.name, request.args, spec.text_inputs());
+    LoadRequest { name, image_options, args, inputs, text_inputs, outputs, table }
 }
 
 /// Preprocesses the loaded data.

@@ -5,7 +5,7 @@
 
 use super::Rewriter;
 use crate::graph::NodeId;
-use crate::ops::Op;
+use crate::ops::{Op, recurrent};
 use crate::program::Policy;
 use crate::step::Step;
 use crate::types::{DType, Type};
@@ -92,7 +92,8 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
             let node = g.node(id);
             let mixed =
                 g.may_be_mixed(node) && (!used_outside[id.index()] || is_convolution(&node.op));
-            (mixed && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
+            let wide = recurrent::is_state(g, &node.op, &node.inputs);
+            (mixed && !wide && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
         })
         .collect()
 }

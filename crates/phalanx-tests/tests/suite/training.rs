@@ -76,6 +76,54 @@ fn several_gpus_train_as_the_cpu_does() {
     assert_close(&trained(&["gpu:0/0", "gpu:0/1", "gpu:1"], data(), fit()), &cpu);
 }
 
+/// Weights after some steps with an optimizer that updates whole weights, or the loss of a sequence.
+fn trained_by(optimizer: Box<dyn Optimizer>, devices: &[&str], policy: Policy) -> Vec<f32> {
+    let strategy = strategy_on(devices).unwrap().threads(1).policy(policy);
+    let mut model = Sequential::new()
+        .add(Input::new([5, 3]))
+        .add(Conv1D::new(6, 2).padding("same").activation("tanh").kernel_regularizer("l2"))
+        .add(Dense::new(4))
+        .build()
+        .unwrap();
+    let compile = Compile::new(optimizer).loss("ctc");
+    model.compile(compile.strategy(strategy).seed(5)).unwrap();
+    let x: Vec<f32> = (0..14 * 15).map(|i| ((i * 7 % 13) as f32 - 6.0) / 6.0).collect();
+    let y: Vec<i32> = (0..14 * 2).map(|i| i % 3 + 1).collect();
+    let (x, y) = (Tensor::new([14, 5, 3], x).unwrap(), Tensor::new([14, 2], y).unwrap());
+    let fit = Fit::new().epochs(2).batch_size(5).shuffle(false).verbose(0);
+    model.fit((x, y), fit).unwrap();
+    model.check_mirrored().unwrap();
+    model.weights().unwrap().into_iter().flat_map(|(_, w)| w.f32().unwrap().to_vec()).collect()
+}
+
+#[needs(gxx)]
+#[test]
+fn optimizers_of_whole_weights_train_on_gpus_as_on_the_cpu() {
+    type Make = fn() -> Box<dyn Optimizer>;
+    let makers: [Make; 5] = [
+        || Box::new(Lamb::new(0.02).clipnorm(0.5).use_ema(0.9)),
+        || Box::new(Adafactor::new(0.02).global_clipnorm(0.5)),
+        || Box::new(Muon::new(0.02).gradient_accumulation_steps(2)),
+        || {
+            let map = OptimizerMap::new(SGD::new(0.1)).with(".*/kernel", Muon::new(0.02));
+            Box::new(MultiOptimizer::new(map))
+        },
+        || Box::new(LossScaleOptimizer::new(Lamb::new(0.02))),
+    ];
+    for make in makers {
+        let cpu = trained_by(make(), &["cpu:0"], Policy::Float32);
+        for devices in [&["gpu:0"][..], &["gpu:0/0", "gpu:0/1"], &["gpu:0", "gpu:2"]] {
+            let gpu = trained_by(make(), devices, Policy::Float32);
+            for (x, y) in cpu.iter().zip(&gpu) {
+                let name = make().rule_name();
+                assert!((x - y).abs() < 1e-4, "{name} on {devices:?}: {x} and {y}");
+            }
+        }
+        let narrow = trained_by(make(), &["gpu:0"], Policy::MixedBfloat16);
+        assert!(cpu.iter().zip(&narrow).all(|(x, y)| (x - y).abs() < 0.1), "in 16 bits");
+    }
+}
+
 #[needs(gxx)]
 #[test]
 fn images_are_augmented_on_the_gpu_as_on_the_cpu() {

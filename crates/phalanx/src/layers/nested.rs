@@ -8,8 +8,13 @@ use serde_json::{Value, json};
 
 /// A dtype policy as configs of layers hold it.
 pub(crate) fn policy_value(policy: Policy) -> Value {
+    dtype_value(policy.name())
+}
+
+/// An element type as configs of layers hold it.
+pub(crate) fn dtype_value(name: &str) -> Value {
     json!({ "module": "keras", "class_name": "DTypePolicy",
-            "config": { "name": policy.name() }, "registered_name": null })
+            "config": { "name": name }, "registered_name": null })
 }
 
 /// The name of an element type or dtype policy.

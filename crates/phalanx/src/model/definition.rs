@@ -1,12 +1,14 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
-use super::shape::ValueType;
+use super::caller::Caller;
+use super::host_stage::HostStage;
+use super::shape::{Shape, ValueType};
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::custom::short_class;
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
 use phalanx_graph::program::Policy;
-use phalanx_graph::{DType, FeedId, Type};
+use phalanx_graph::{DType, FeedId, Space, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -67,19 +69,33 @@ pub struct Definition {
     notes: Mutex<BTreeMap<String, String>>,
     pub(crate) input_structure: IoStructure,
     pub(crate) output_structure: IoStructure,
+    /// What runs on the host before a step, if anything does.
+    pub(crate) host: Option<HostStage>,
+    /// What a step is fed with: the inputs, or the results of the host stage.
+    pub(crate) fed: Vec<Fed>,
     /// The size that stands for open ones where an example is needed.
-    example: usize,
+    pub(super) example: usize,
 }
 
-/// The types of a model's values for inputs of some sizes.
-struct Inferred {
-    calls: Vec<Vec<Type>>,
-    outputs: Vec<Type>,
+/// A value that a step is fed with.
+#[derive(Clone, Debug)]
+pub(crate) struct Fed {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
 }
 
-/// Pairs of sizes that stand for the open ones while types are inferred. An axis whose size differs between them is open.
-/// The first sizes survive many poolings; the others are for layers that refuse large ones.
-const PROBES: [[usize; 2]; 4] = [[256, 384], [64, 96], [16, 24], [4, 6]];
+impl Fed {
+    fn input(def: &Definition, i: usize) -> Fed {
+        let input = def.input(i);
+        Fed { name: def.input_name(i), dtype: input.dtype, shape: input.known_shape() }
+    }
+
+    /// The type of rows of these sizes.
+    pub fn ty(&self, sizes: &[usize]) -> Type {
+        Type::new(self.dtype, Space::Rows, sizes)
+    }
+}
 
 impl Definition {
     /// Orders the calls between inputs and outputs, names the layers and checks all shapes.
@@ -137,7 +153,14 @@ impl Definition {
                 .map(|(call, member)| ModelCall { call, member, types: vec![] })
                 .collect(),
             notes: Mutex::default(),
-            example: PROBES[0][0],
+            host: None,
+            fed: vec![],
+            example: 1,
+        };
+        def.host = HostStage::cut(&def)?;
+        def.fed = match &def.host {
+            Some(stage) => stage.fed(),
+            None => (0..def.inputs.len()).map(|i| Fed::input(&def, i)).collect(),
         };
         def.infer_types()?;
         Ok(def)
@@ -150,7 +173,7 @@ impl Definition {
         members: Vec<(String, Callee)>,
     ) -> Definition {
         let member = |(name, callee)| Member { name, callee };
-        Definition {
+        let mut def = Definition {
             name: name.into(),
             kind: ModelKind::Functional,
             inputs: inputs.into_iter().map(Input::symbol).collect(),
@@ -161,8 +184,12 @@ impl Definition {
             notes: Mutex::default(),
             input_structure: IoStructure::List,
             output_structure: IoStructure::List,
-            example: PROBES[0][0],
-        }
+            host: None,
+            fed: vec![],
+            example: 1,
+        };
+        def.fed = (0..def.inputs.len()).map(|i| Fed::input(&def, i)).collect();
+        def
     }
 
     /// Metadata written to the weights files.
@@ -170,117 +197,15 @@ impl Definition {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lowers the model in inference mode to infer types, declare weights and report errors: once, or for two sizes if
-    /// sizes of the inputs are open.
-    fn infer_types(&mut self) -> Result<()> {
-        let (calls, outputs) = match self.is_open() {
-            false => {
-                let Inferred { calls, outputs } = self.infer(&self.example_shapes(), false)?;
-                let known = |types: Vec<Type>| types.into_iter().map(ValueType::known).collect();
-                (calls.into_iter().map(known).collect(), known(outputs))
-            }
-            true => self.infer_open()?,
-        };
-        self.output_types = outputs;
-        if let Some(ty) = self.output_types.iter().find(|ty| !ty.is_rows()) {
-            let (owner, received) = (format!("model '{}'", self.name), ty.shape_text());
-            return Err(Error::argument(owner, "outputs", "one value per sample", received));
-        }
-        for (model_call, types) in self.calls.iter_mut().zip(calls) {
-            model_call.types = types;
-        }
-        Ok(())
-    }
-
-    /// Infers types with the first sizes that all layers accept. If there are none, the error is that of the first
-    /// sizes, or of a weight that depends on them.
-    fn infer_open(&mut self) -> Result<(Vec<Vec<ValueType>>, Vec<ValueType>)> {
-        let layers = self.layers();
-        let declared: Vec<usize> = layers.iter().map(|(_, layer)| layer.weights().len()).collect();
-        let mut error = None;
-        for probe in PROBES {
-            match self.infer_pair(probe) {
-                Ok(types) => {
-                    self.example = probe[0];
-                    return Ok(types);
-                }
-                Err(failed) => {
-                    // The weights of this attempt may have other shapes than those of the next.
-                    for ((_, layer), declared) in layers.iter().zip(&declared) {
-                        layer.weights().truncate(*declared);
-                    }
-                    let dependent = matches!(failed, Error::OpenWeight { .. });
-                    if dependent || error.is_none() {
-                        error = Some(failed);
-                    }
-                    if dependent {
-                        break;
-                    }
-                }
-            }
-        }
-        Err(error.expect("there are sizes to try"))
-    }
-
-    fn infer_pair(&self, sizes: [usize; 2]) -> Result<(Vec<Vec<ValueType>>, Vec<ValueType>)> {
-        let [first, second] = sizes.map(|size| self.infer(&self.shapes_with(size), true));
-        let (first, second) = (first?, second?);
-        let merge = |name: &str, first: Vec<Type>, second: &[Type]| -> Result<Vec<ValueType>> {
-            let same_count = first.len() == second.len();
-            let pairs = first.into_iter().zip(second);
-            let merged: Option<Vec<ValueType>> =
-                pairs.map(|(a, b)| ValueType::of_two(a, b)).collect();
-            merged.filter(|_| same_count).ok_or_else(|| {
-                let expected = "as many outputs and axes for all sizes of its inputs";
-                let owner = format!("layer '{name}'");
-                Error::argument(owner, "open sizes", expected, "others for other sizes")
-            })
-        };
-        let mut calls = vec![];
-        for ((call, first), second) in self.calls.iter().zip(first.calls).zip(&second.calls) {
-            calls.push(merge(&self.members[call.member].name, first, second)?);
-        }
-        Ok((calls, merge(&self.name, first.outputs, &second.outputs)?))
-    }
-
-    /// Infers the types for inputs of these shapes. `open` says that other shapes follow.
-    fn infer(&self, shapes: &[Vec<usize>], open: bool) -> Result<Inferred> {
-        let mut low = Lowering::new(false);
-        low.open_sizes = open;
-        let mut calls = vec![];
-        let outputs = self.lower_on_feeds_with(&mut low, shapes, |types| calls.push(types))?;
-        let outputs = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
-        Ok(Inferred { calls, outputs })
-    }
-
-    /// Returns the types of the outputs for inputs of these shapes.
-    pub(crate) fn output_types_for(&self, shapes: &[Vec<usize>]) -> Result<Vec<Type>> {
-        Ok(self.infer(shapes, self.is_open())?.outputs)
-    }
-
     /// Returns whether the model is sequential or functional.
     pub fn kind(&self) -> ModelKind {
         self.kind
     }
 
-    /// Returns whether sizes of the inputs are open.
-    pub(crate) fn is_open(&self) -> bool {
-        (0..self.inputs.len()).any(|i| self.input(i).known_shape().is_open())
-    }
-
-    /// Returns the shapes of the inputs, with examples of open sizes.
-    pub(crate) fn example_shapes(&self) -> Vec<Vec<usize>> {
-        self.shapes_with(self.example)
-    }
-
-    fn shapes_with(&self, open: usize) -> Vec<Vec<usize>> {
-        (0..self.inputs.len()).map(|i| self.input(i).known_shape().with_open(open)).collect()
-    }
-
-    /// Declares one feed per input of these shapes.
+    /// Declares the feeds of a step, of these shapes.
     fn feeds(&self, low: &mut Lowering, shapes: &[Vec<usize>]) -> Vec<FeedId> {
-        let feed = |(i, sizes)| low.graph.add_feed(&self.input_name(i), self.input(i).ty(sizes));
-        shapes.iter().map(Vec::as_slice).enumerate().map(feed).collect()
+        let feed = |(fed, sizes): (&Fed, &Vec<usize>)| low.graph.add_feed(&fed.name, fed.ty(sizes));
+        self.fed.iter().zip(shapes).map(feed).collect()
     }
 
     /// Returns the name of input `i`.
@@ -310,7 +235,7 @@ impl Definition {
         self.lower_on_feeds_with(low, shapes, |_| {})
     }
 
-    fn lower_on_feeds_with(
+    pub(super) fn lower_on_feeds_with(
         &self,
         low: &mut Lowering,
         shapes: &[Vec<usize>],
@@ -318,23 +243,31 @@ impl Definition {
     ) -> Result<Vec<Operand>> {
         let feeds = self.feeds(low, shapes);
         let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-        self.lower_with(low, &inputs, "", on_call)
+        match &self.host {
+            Some(stage) => {
+                let (outputs, types) = stage.lower(low, &inputs)?;
+                types.into_iter().for_each(on_call);
+                Ok(outputs)
+            }
+            None => self.lower_with(low, &inputs, "", on_call),
+        }
     }
 
     /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`
     /// inside another model.
     pub(crate) fn lower(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
     ) -> Result<Vec<Operand>> {
-        self.lower_with(low, inputs, prefix, |_| {})
+        // Other models expand one with a host stage.
+        self.lower_with(caller, inputs, prefix, |_| {})
     }
 
     fn lower_with(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
         mut on_call: impl FnMut(Vec<Type>),
@@ -360,20 +293,20 @@ impl Definition {
             let arguments = model_call.call.arguments.map(|i| operands[*i]);
             let out = match &model_call.call.callee {
                 Callee::Input(_) => values[&id].clone(),
-                Callee::Layer(layer) => low.call_with(layer, &name, &arguments)?,
+                Callee::Layer(layer) => caller.call(layer, &name, &arguments)?,
                 Callee::Model(inner) => {
                     let inputs = inner.inputs_of(&arguments);
-                    inner.lower(low, &inputs, &format!("{name}/"))?
+                    inner.lower(caller, &inputs, &format!("{name}/"))?
                 }
             };
-            on_call(out.iter().map(|operand| low.graph.ty(operand.node).clone()).collect());
+            on_call(out.iter().map(|operand| caller.graph().ty(operand.node).clone()).collect());
             values.insert(id, out);
         }
         self.outputs.iter().map(|s| self.operand(&values, s)).collect()
     }
 
     /// Returns the inputs of this model in its order, from the arguments of its call.
-    fn inputs_of(&self, arguments: &Arguments<Operand>) -> Vec<Operand> {
+    pub(super) fn inputs_of<T: Copy>(&self, arguments: &Arguments<T>) -> Vec<T> {
         let (IoStructure::Dict(names), [Argument::Dict(entries)]) =
             (&self.input_structure, &arguments.positional[..])
         else {

@@ -1,32 +1,41 @@
 //! Models: building, compiling, training, evaluation and prediction.
 
+mod caller;
 mod calls;
 mod compile;
 mod definition;
 mod evaluate;
 mod fit;
+mod host_stage;
 mod logs;
 mod memory;
 mod multi_step;
+mod on_batch;
+mod pass_events;
 mod run_config;
 mod run_state;
 mod session;
 mod shape;
 mod source;
+mod staged_dataset;
 pub(crate) mod steps;
 mod summary;
 mod symbol;
 mod training;
+mod type_inference;
+mod update_graph;
 
+pub(crate) use caller::Caller;
 pub use calls::LayerCall;
 pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, ModelKind};
 pub(crate) use definition::{IoStructure, ModelCall, snake_case};
 pub use evaluate::Inference;
-pub use fit::Fit;
+pub use fit::{Fit, ValidationFreq};
 pub use logs::Logs;
 pub(crate) use memory::gibibytes;
 pub use memory::{MemoryPlan, PlannedDevices};
+pub use on_batch::BatchWeights;
 pub use run_state::RunState;
 pub use session::StepKind;
 pub use shape::Shape;
@@ -131,11 +140,6 @@ impl Model {
         Model { session: Mutex::new(Some(session)), ..self }
     }
 
-    /// Returns the structure, to share it.
-    pub(crate) fn shared_definition(&self) -> Arc<Definition> {
-        self.def.clone()
-    }
-
     /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.def.name
@@ -145,6 +149,11 @@ impl Model {
     /// [`read_metadata`](crate::saving::read_metadata).
     pub fn set_metadata(&self, key: &str, value: impl Into<String>) {
         self.def.notes().insert(key.into(), value.into());
+    }
+
+    /// Returns the structure, to share it.
+    pub(crate) fn shared_definition(&self) -> Arc<Definition> {
+        self.def.clone()
     }
 
     /// Returns the structure.
@@ -197,7 +206,12 @@ impl Model {
         self.def.with_input_shapes(&shapes).map(Model::of)
     }
 
-    /// Returns the element type of each input.
+    /// Returns whether each input takes strings.
+    pub fn text_inputs(&self) -> Vec<bool> {
+        (0..self.def.inputs.len()).map(|i| self.def.input(i).text).collect()
+    }
+
+    /// Returns the element type of each input; strings are numbered by integers.
     pub fn input_dtypes(&self) -> Vec<DType> {
         self.def.input_dtypes()
     }

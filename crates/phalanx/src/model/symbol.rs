@@ -16,8 +16,10 @@ use std::sync::{Arc, OnceLock};
 pub struct Input {
     /// The shape of one sample.
     pub shape: Shape,
-    /// Element type.
+    /// Element type; of strings, that of their numbers.
     pub dtype: DType,
+    /// Whether the elements are strings.
+    pub text: bool,
     /// The name set by the user, if any.
     pub name: Option<String>,
     /// The sizes that [`Model::with_input_shapes`](super::Model::with_input_shapes) gave to the shape. Files still
@@ -40,12 +42,19 @@ impl Input {
     /// # Ok::<(), phalanx::Error>(())
     /// ```
     pub fn new(shape: impl Into<Shape>) -> Input {
-        Input { shape: shape.into(), dtype: DType::F32, name: None, given: None }
+        let shape = shape.into();
+        Input { shape, dtype: DType::F32, text: false, name: None, given: None }
     }
 
     /// Makes the elements integers, for embeddings.
     pub fn integers(mut self) -> Input {
         self.dtype = DType::I32;
+        self
+    }
+
+    /// Makes the elements strings, for layers such as [`TextVectorization`](crate::layers::TextVectorization).
+    pub fn strings(mut self) -> Input {
+        (self.dtype, self.text) = (DType::I32, true);
         self
     }
 

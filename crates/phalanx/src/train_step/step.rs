@@ -183,6 +183,11 @@ impl CustomStep {
             let received = losses.cloned().collect::<Vec<_>>().join(", ");
             return Err(Error::argument(self.owner(), "step", expected, received));
         }
+        if !low.losses.is_empty() {
+            let expected = "layers that add no losses (compute the term in the step)";
+            let received = format!("{} added losses", low.losses.len());
+            return Err(Error::argument(self.owner(), "layers", expected, received));
+        }
         let main_phase = recorded.main.map(|at| &recorded.phases[at]);
         let optimizer = main_phase.map(|phase| self.optimizer(phase.optimizer, main));
         let scaling = optimizer.and_then(|optimizer| optimizer.inner()).map(|(_, s)| s);

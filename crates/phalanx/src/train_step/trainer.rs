@@ -149,6 +149,11 @@ impl TrainStep {
                 optimizer = Box::new(LossScaleOptimizer::wrap(optimizer));
             }
             optimizer.validate()?;
+            if optimizer.updates_whole_weights() {
+                let expected = "one that updates each number by itself, such as adam";
+                let received = optimizer.class_name();
+                return Err(Error::argument("training step", "optimizer", expected, received));
+            }
             chosen.push(StepOptimizer::new(&name, optimizer));
         }
         let types = |inputs: &[(String, Input)]| -> Vec<_> {

@@ -134,8 +134,8 @@ fn differences(case: &Case, runners: &[Runner]) -> Result<Vec<String>, Error> {
 }
 
 /// Every layer's cases.
-fn fixtures() -> [Fixture; 2] {
-    ["layers", "image_layers"].map(Fixture::load)
+fn fixtures() -> [Fixture; 3] {
+    ["layers", "more_layers", "image_layers"].map(Fixture::load)
 }
 
 /// Checks the cases that `chosen` selects by their number.

@@ -1,6 +1,7 @@
 //! The tests of the whole crate, in one program: it links once. `cargo test --test suite resume::` runs one module.
 
 mod accumulation;
+mod added_losses;
 mod api;
 mod callbacks;
 mod common;
@@ -27,5 +28,7 @@ mod registry;
 mod replicas;
 mod resume;
 mod tensorboard;
+mod text;
 mod train_steps;
+mod training_arguments;
 mod workers;

@@ -6,6 +6,7 @@ use phalanx::data::{Arrays, Buckets, PaddedBatch};
 use phalanx::model::Interrupt;
 use phalanx::optimizers::SGD;
 use phalanx::prelude::*;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 fn fixture_path(name: &str) -> PathBuf {
@@ -118,7 +119,8 @@ fn assert_close(a: &[Tensor], b: &[Tensor], tolerance: f64, what: &str) {
 #[test]
 fn masked_batches_of_all_lengths_train_as_one_shape() {
     type Build = fn(Option<usize>) -> Model;
-    let cases: [(&str, Build, Vec<Vec<Tensor>>, Vec<Option<usize>>); 2] = [
+    type Samples = Vec<Vec<Tensor>>;
+    let cases: [(&str, Build, Samples, Vec<Option<usize>>); 2] = [
         ("lstm", lstm, sequences(&LENGTHS), vec![Some(8), Some(3)]),
         ("attention", attention, tokens(&LENGTHS), vec![Some(8)]),
     ];
@@ -320,9 +322,15 @@ fn weights_that_depend_on_open_sizes_are_refused() {
     let flat = build(open, vec![Flatten::new().into()]).unwrap();
     assert_eq!(flat.output_shapes()[0].to_string(), "(None, None)");
     assert_eq!(flat.predict(Tensor::zeros([2, 3, 4])).unwrap().dims(), [2, 12]);
-    // A layer that refuses the sizes that are tried first.
     let cropped = build(open, vec![Cropping1D::new((1, 2)).into()]).unwrap();
     assert_eq!(cropped.output_shapes()[0].to_string(), "(None, None, 4)");
+    // Layers that refuse the sizes that are tried first.
+    for divisor in [5, 7] {
+        let parts = Reshape::new([-1, divisor * 4]);
+        let parts = build(open, vec![parts.into()]).unwrap();
+        let shape = format!("(None, None, {})", divisor * 4);
+        assert_eq!(parts.output_shapes()[0].to_string(), shape);
+    }
 }
 
 #[test]
@@ -395,4 +403,95 @@ fn inputs_have_lengths_of_their_own() {
         model.fit(&data, Fit::new().batch_size(4).verbose(0)).unwrap();
         assert_eq!(model.predict(&data).unwrap().dims(), [6, 2]);
     }
+}
+
+/// Every layer of the fixtures with each axis open, against the same layer with known sizes: the outputs have the same
+/// bits, or the layer says why the size must be known.
+#[test]
+fn every_layer_takes_open_sizes() {
+    let (mut equal, mut wrong, mut refused) = (0, vec![], BTreeSet::new());
+    for fixture in ["layers", "image_layers"].map(Fixture::load) {
+        for case in fixture.cases() {
+            let inputs: Vec<Tensor> = case.list("input").into_iter().cloned().collect();
+            let build = |open: Option<usize>| -> Result<Model> {
+                let layer = phalanx::layers::from_config(case.class_name(), case.config().clone())?;
+                let layer = LayerHandle::new(layer, None, true);
+                let input = |x: &Tensor| {
+                    let sizes = x.dims()[1..].iter().enumerate();
+                    let sizes = sizes.map(|(axis, n)| (Some(axis) != open).then_some(*n));
+                    let input = Input::new(sizes.collect::<Vec<_>>());
+                    if x.i32().is_some() { input.integers() } else { input }.symbol()
+                };
+                let symbols: Vec<Symbol> = inputs.iter().map(input).collect();
+                let y = layer.apply(symbols.clone());
+                Model::new(symbols, y)
+            };
+            let known = build(None).unwrap();
+            let predict = |model: &Model| {
+                let data = Arrays::new(inputs.clone(), ())?;
+                model.predict_all(&data).map(|outputs| bits(&outputs))
+            };
+            let expected = predict(&known).unwrap();
+            let rank = inputs.iter().map(|x| x.dims().len() - 1).max().unwrap();
+            for axis in 0..rank {
+                let mut model = match build(Some(axis)) {
+                    Ok(model) => model,
+                    Err(Error::OpenWeight { .. }) => continue,
+                    Err(_) => {
+                        refused.insert(case.class_name().to_string());
+                        continue;
+                    }
+                };
+                model.set_weights(&known.get_weights().unwrap()).unwrap();
+                match predict(&model) {
+                    Ok(outputs) if outputs == expected => equal += 1,
+                    Ok(_) => wrong.push(format!("{}, axis {axis}: other outputs", case.name)),
+                    Err(e) => wrong.push(format!("{}, axis {axis}: {e}", case.name)),
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(equal > 300, "{equal}");
+    let refused: Vec<&str> = refused.iter().map(String::as_str).collect();
+    assert_eq!(refused, REFUSED);
+}
+
+/// Layers that refuse some open size of their cases: their arguments fix it, or an input with an open size meets one of a
+/// known size.
+const REFUSED: [&str; 9] = [
+    "Add",
+    "Average",
+    "LayerScale",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "Normalization",
+    "Reshape",
+    "Subtract",
+];
+
+/// A file has the state of the optimizer, whichever shapes come before and after it.
+#[test]
+fn training_continues_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.keras");
+    let batch = |length: usize| {
+        let x: Vec<f32> = (0..4 * length * 3).map(|i| (i % 5) as f32 / 5.0 + 0.1).collect();
+        (Tensor::new([4, length, 3], x).unwrap(), Tensor::zeros([4, 2]))
+    };
+    let mut model = lstm(None);
+    model.compile(Compile::new(Adam::new(0.01)).loss("mse").strategy(strategy(1))).unwrap();
+    for length in [3, 5] {
+        let (x, y) = batch(length);
+        model.train_on_batch(&x, &y).unwrap();
+    }
+    model.save(&path).unwrap();
+    let mut again = Load::new().strategy(strategy(1)).model(&path).unwrap();
+    for length in [4, 3] {
+        let (x, y) = batch(length);
+        let losses = [&mut model, &mut again].map(|m| m.train_on_batch(&x, &y).unwrap());
+        assert_eq!(losses[0].get("loss"), losses[1].get("loss"));
+    }
+    assert_eq!(bits(&model.get_weights().unwrap()), bits(&again.get_weights().unwrap()));
 }

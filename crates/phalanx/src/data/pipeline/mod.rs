@@ -7,6 +7,7 @@ mod generator;
 mod padding;
 mod parallel;
 mod steps;
+mod strings;
 mod worker_cache_file;
 
 pub use buckets::Buckets;
@@ -19,6 +20,7 @@ use epoch_context::{EpochContext, Item, PartialBatch};
 use phalanx_graph::Tensor;
 use std::path::PathBuf;
 use std::sync::Arc;
+use strings::PipelineText;
 
 /// An element of a pipeline: the tensors of a sample or of a batch, in the order input, target, sample
 /// weight.
@@ -95,6 +97,7 @@ pub struct Pipeline {
     /// Whether the order depends on the seed.
     shuffled: bool,
     provenance: Provenance,
+    text: PipelineText,
 }
 
 /// The source tensors and the steps applied, for the digest. Functions cannot be distinguished.
@@ -124,9 +127,17 @@ impl Pipeline {
         if let Some(bad) = columns.iter().find(|c| c.dims().is_empty() || c.rows() != rows) {
             return wrong(&format!("{rows} rows in each"), format!("{:?}", bad.dims()));
         }
+        if columns.iter().skip(1).any(|column| column.text().is_some()) {
+            return wrong("strings only as the first", "others".into());
+        }
+        let text = match columns[0].text() {
+            Some(text) => PipelineText::Strings(text.shared_strings().clone()),
+            None => PipelineText::Numbers,
+        };
         let provenance = Provenance { sources: columns.clone(), steps: String::new() };
         let step = Arc::new(steps::Slices { columns, rows });
-        Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false, provenance })
+        let (batch, rows, shuffled) = (None, Some(rows), false);
+        Ok(Pipeline { step, batch, rows, shuffled, provenance, text })
     }
 
     /// Elements that are in memory, whose tensors may have different sizes: sequences of different lengths, for example.
@@ -149,7 +160,8 @@ impl Pipeline {
         let provenance =
             Provenance { sources, ..Provenance::default() }.then(format_args!("from_elements"));
         let step = Arc::new(generator::InMemoryElements { elements: Arc::new(elements) });
-        Ok(Pipeline { step, batch: None, rows, shuffled: false, provenance })
+        let text = PipelineText::Numbers;
+        Ok(Pipeline { step, batch: None, rows, shuffled: false, provenance, text })
     }
 
     /// Elements from an iterator, for data of any size. `open` is called for every pass, and nothing is
@@ -189,7 +201,8 @@ impl Pipeline {
         let open = move || open().map(|iter| Box::new(iter) as generator::Iter);
         let step = Arc::new(generator::Generator { open: Arc::new(open) });
         let provenance = Provenance::default().then(format_args!("from_generator"));
-        Pipeline { step, batch: None, rows: None, shuffled: false, provenance }
+        let (batch, rows, shuffled) = (None, None, false);
+        Pipeline { step, batch, rows, shuffled, provenance, text: PipelineText::Numbers }
     }
 
     /// Declares the number of elements if it is otherwise unknown. An epoch then has a known number of
@@ -218,6 +231,7 @@ impl Pipeline {
         f: impl Fn(Element) -> Result<Element> + Send + Sync + 'static,
     ) -> Pipeline {
         let threads = num_parallel_calls.clamp(1, 256);
+        self.text = self.text.after("map");
         self.step = Arc::new(parallel::Map { inner: self.step, f: Arc::new(f), threads });
         self.provenance = self.provenance.then(format_args!("map"));
         self
@@ -270,6 +284,7 @@ impl Pipeline {
     /// number of elements, or with another seed if the order depends on it.
     pub fn cache_file(mut self, path: impl Into<PathBuf>) -> Pipeline {
         self.step = Arc::new(cache::FileCache::new(self.step, path.into(), self.shuffled));
+        self.text = self.text.after("cache_file");
         // An existing file is used regardless of the steps before it.
         self.provenance = Provenance::default().then(format_args!("cache_file"));
         self
@@ -315,11 +330,16 @@ impl Pipeline {
         let mut provenance = self.provenance.then(format_args!("zip({})", other.provenance.steps));
         provenance.sources.extend(other.provenance.sources);
         let step = Arc::new(steps::Zip { inner: [self.step, other.step] });
-        Pipeline { step, batch: self.batch, rows, shuffled, provenance }
+        let text = match other.text.after("zip") {
+            PipelineText::Numbers => self.text,
+            misused => misused,
+        };
+        Pipeline { step, batch: self.batch, rows, shuffled, provenance, text }
     }
 
     /// Prepends the index of each element as an integer scalar.
     pub fn enumerate(mut self) -> Pipeline {
+        self.text = self.text.after("enumerate");
         self.step = Arc::new(steps::Enumerate { inner: self.step });
         self.provenance = self.provenance.then(format_args!("enumerate"));
         self
@@ -331,6 +351,7 @@ impl Pipeline {
         seed: u64,
         epoch: u64,
     ) -> Result<impl Iterator<Item = Result<Element>> + use<>> {
+        self.text.check()?;
         let mut elements = self.step.open(EpochContext::new(seed, epoch, None))?;
         let mut failed = false;
         Ok(std::iter::from_fn(move || {
@@ -394,15 +415,22 @@ impl Dataset for Pipeline {
             let (expected, received) = ("batch(n) before training", "single samples");
             return Err(Error::argument("Pipeline", "batch", expected, received));
         }
+        self.text.check()?;
         let mut elements = self.step.open(EpochContext::new(seed, epoch, shard))?;
         elements.skip(start)?;
-        Ok(Box::new(PipelineEpoch { elements, at: start }))
+        let strings = match &self.text {
+            PipelineText::Strings(strings) => Some(strings.clone()),
+            PipelineText::Numbers | PipelineText::Misused(_) => None,
+        };
+        Ok(Box::new(PipelineEpoch { elements, at: start, strings }))
     }
 }
 
 struct PipelineEpoch {
     elements: Box<dyn Elements>,
     at: usize,
+    /// The strings of the first tensor, if it holds the numbers of strings.
+    strings: Option<Arc<Vec<String>>>,
 }
 
 impl Epoch for PipelineEpoch {
@@ -429,6 +457,7 @@ impl Epoch for PipelineEpoch {
         let local_len = batch.local_len();
         let mut tensors = element.into_iter();
         batch.inputs = tensors.by_ref().take(1).collect();
+        batch.strings = vec![self.strings.clone()];
         batch.targets = tensors.by_ref().take(1).collect();
         batch.sample_weight = match tensors.next() {
             None => vec![1.0; local_len],

@@ -84,11 +84,15 @@ impl Elements for SlicesElements {
 /// One row as a tensor.
 fn row(column: &Samples, at: usize) -> Tensor {
     let width = column.row_len();
-    let data: Data = match column {
-        Samples::Tensor(tensor) => match tensor.data() {
+    let copy = |tensor: &Tensor| -> Data {
+        match tensor.data() {
             Data::F32(v) => v[at * width..(at + 1) * width].to_vec().into(),
             Data::I32(v) => v[at * width..(at + 1) * width].to_vec().into(),
-        },
+        }
+    };
+    let data: Data = match column {
+        Samples::Tensor(tensor) => copy(tensor),
+        Samples::Text(text) => copy(text.numbers()),
         Samples::Pixels(_) => {
             let mut values = vec![0f32; width];
             column.read_row(at, &mut values);

@@ -40,6 +40,8 @@ pub(crate) struct BatchChecks {
     pub(super) custom_classes: Option<Vec<Option<usize>>>,
     /// The class that each loss ignores, if any. Its labels need not be numbers of classes.
     pub(super) ignored_classes: Vec<Option<i64>>,
+    /// The length to which targets of each loss are padded with zeros, if they are.
+    pub(super) padded_lengths: Vec<Option<usize>>,
     pub(super) output_names: Vec<String>,
     /// The layers that look up rows of an embedding table.
     pub(super) lookups: Vec<Lookup>,
@@ -48,14 +50,37 @@ pub(crate) struct BatchChecks {
 }
 
 impl BatchChecks {
-    /// Returns the element types of the inputs.
+    /// Returns the element types of what a step is fed with.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
-        self.def.input_dtypes()
+        self.def.fed.iter().map(|fed| fed.dtype).collect()
     }
 
     /// Returns the element types of the targets.
     pub(crate) fn target_dtypes(&self) -> Vec<DType> {
         self.target_dtypes.clone()
+    }
+
+    /// Targets padded with zeros to the length that the loss takes; `None` if they need no padding.
+    pub(crate) fn padded_target(&self, output: usize, target: &Tensor) -> Option<Tensor> {
+        let (Some(length), [rows, given]) = (self.padded_lengths[output], target.dims()) else {
+            return None;
+        };
+        let (rows, given) = (*rows, *given);
+        if given >= length || rows.checked_mul(length).is_none() {
+            return None;
+        }
+        let padded = |i: usize| (i % length < given).then_some(i / length * given + i % length);
+        let total = 0..rows * length;
+        match target.data() {
+            Data::I32(v) => {
+                let values: Vec<i32> = total.map(|i| padded(i).map_or(0, |at| v[at])).collect();
+                Tensor::new([rows, length], values).ok()
+            }
+            Data::F32(v) => {
+                let values: Vec<f32> = total.map(|i| padded(i).map_or(0.0, |at| v[at])).collect();
+                Tensor::new([rows, length], values).ok()
+            }
+        }
     }
 
     /// Fails unless the number of inputs or targets is `expected`.
@@ -85,10 +110,14 @@ impl BatchChecks {
     /// Checks a batch of a shape against the model.
     pub(super) fn check(&self, batch: &HostBatch, shape: &BatchShape, targets: bool) -> Result<()> {
         let rows = batch.local_len();
-        self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
-        for (i, t) in batch.inputs.iter().enumerate() {
-            let ty = self.def.input(i).ty(&shape.inputs[i]);
-            self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
+        self.check_count("inputs", self.def.fed.len(), batch.inputs.len())?;
+        for (i, (t, fed)) in batch.inputs.iter().zip(&self.def.fed).enumerate() {
+            let what = format!("input '{}'", fed.name);
+            if batch.strings.get(i).is_some_and(Option::is_some) {
+                let owner = format!("model '{}'", self.def.name);
+                return Err(Error::argument(owner, what, "numbers", "strings"));
+            }
+            self.check_rows(what, &fed.ty(&shape.inputs[i]), t, rows)?;
         }
         // Row numbers count over all workers.
         let first = batch.local.as_ref().map_or(0, |own| own.start);

@@ -96,11 +96,11 @@ impl BatchChecks {
         first_row: usize,
         origin: &str,
     ) -> Result<()> {
-        let width = width.max(1);
+        let (name, width) = (&self.def.fed[input].name, width.max(1));
         for lookup in self.lookups_of(input) {
             let Some((at, value)) = lookup.first_outside(indices) else { continue };
             let Lookup { layer, rows, .. } = lookup;
-            let argument = format!("indices from input '{}'", self.def.input_name(input));
+            let argument = format!("indices from input '{name}'");
             let expected = format!("0 to {} (its table has {rows} rows)", rows.saturating_sub(1));
             let received = format!("{value} in row {}{origin}", first_row + at / width);
             return Err(Error::argument(format!("layer '{layer}'"), argument, expected, received));
@@ -130,14 +130,14 @@ impl BatchChecks {
         origin: &str,
     ) -> Result<()> {
         // The check of the first batch rejects samples of a different shape.
-        if input >= self.def.inputs.len() || !self.fits(input, samples) {
+        if input >= self.def.fed.len() || !self.fits(input, samples) {
             return Ok(());
         }
         let width = samples.row_len();
         if let Samples::Tensor(tensor) = samples {
             return self.check_indices(input, (feed(tensor, &rows), width), rows.start, origin);
         }
-        if self.lookups_of(input).next().is_none() {
+        if self.lookups_of(input).next().is_none() || samples.text().is_some() {
             return Ok(());
         }
         let mut sample = vec![0f32; width];
@@ -150,7 +150,7 @@ impl BatchChecks {
 
     /// Returns whether samples have the shape of an input.
     fn fits(&self, input: usize, samples: &Samples) -> bool {
-        let shape = self.def.input(input).known_shape();
+        let shape = &self.def.fed[input].shape;
         match shape.known() {
             Some(sizes) => samples.row_len() == count(&sizes),
             None => shape.sizes_of(samples.dims().get(1..).unwrap_or_default()).is_some(),

@@ -13,6 +13,7 @@ mod shapes;
 mod tally;
 mod train_state;
 mod variables;
+mod whole_weight_variables;
 mod workers;
 
 pub(crate) use batch_checks::{BatchChecks, BatchOrigin};
@@ -29,10 +30,12 @@ use super::Model;
 use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
+use super::update_graph::{UpdateState, members};
 use crate::data::Digest;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, lock};
-use crate::optimizers::Scaling;
+use crate::optimizers::Optimizer;
+use crate::schedules::LearningRate;
 use crate::strategy::{Backend, MirroredStrategy};
 use crate::train_step::{BuiltCustomStep, CustomStep};
 use crate::workers::MultiWorkerMirroredStrategy;
@@ -88,6 +91,8 @@ struct Declared {
     weights: Vec<ModelWeight>,
     constants: Vec<(ParamId, Vec<f32>)>,
     scaling: Option<LossScale>,
+    /// The state of an optimizer that updates whole weights.
+    update: Option<UpdateState>,
 }
 
 /// A compiled model on its devices.
@@ -102,8 +107,15 @@ pub(crate) struct Session {
     executor: SharedExecutor,
     shapes: ShapeCache,
     tables: ResidentTables,
+    pub(crate) results: StepResults,
+}
+
+/// Results of steps.
+pub(crate) struct StepResults {
     /// What the last step fetched.
     fetched: Vec<Vec<f32>>,
+    /// Losses and metrics of the batches that were run one by one.
+    pub running: Tally,
 }
 
 fn lower(
@@ -111,15 +123,17 @@ fn lower(
     shapes: &[Vec<usize>],
     training: bool,
     synchronized: bool,
-    scaling: Option<Scaling>,
+    optimizer: &dyn Optimizer,
 ) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
     low.mixed = def.dtype_policy() != Policy::Float32;
     low.open_sizes = def.is_open();
     let outputs = def.lower_on_feeds(&mut low, shapes)?;
+    let scaling = optimizer.inner().map(|(_, scaling)| scaling);
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
-    Ok(Lowered { low, outputs, scaling })
+    let state = UpdateState::declare(&mut low.graph, def, &low.weights, optimizer)?;
+    Ok(Lowered { low, outputs, scaling, state })
 }
 
 impl Session {
@@ -129,23 +143,30 @@ impl Session {
     pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
         let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
-        let scaling = optimizer.inner().map(|(_, scaling)| scaling);
-        let (inputs, deterministic) =
+        let (inputs, synchronized) =
             (model.def.example_shapes(), strategy.local().is_deterministic());
-        let mut lowered = lower(&model.def, &inputs, !losses.is_empty(), deterministic, scaling)?;
+        let compiled = !losses.is_empty();
+        let mut lowered = lower(&model.def, &inputs, compiled, synchronized, &*optimizer)?;
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
             losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
         let metrics = objective::resolve_metrics(metrics, &targets, &types)?;
         let output_names = model.output_names();
+        // Targets for open sizes are as long as their batch.
+        let pads = !model.def.is_open();
         let checks = BatchChecks {
             def: model.def.clone(),
             target_dtypes: targets.iter().map(|ty| ty.dtype).collect(),
             custom_classes: None,
             ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
+            padded_lengths: losses
+                .iter()
+                .zip(&targets)
+                .map(|(loss, ty)| ty.dims.first().copied().filter(|_| pads && loss.pads_targets()))
+                .collect(),
             output_names: output_names.clone(),
-            lookups: indices::lookups(graph, model.def.inputs.len()),
+            lookups: indices::lookups(graph, model.def.fed.len()),
             origin: BatchOrigin::default(),
         };
         let custom = None;
@@ -156,6 +177,7 @@ impl Session {
             weights: lowered.low.weights.clone(),
             constants: std::mem::take(&mut lowered.low.constants),
             scaling: lowered.scaling,
+            update: lowered.state.clone(),
         };
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
         let shape = session.new_shape(inputs, types)?;
@@ -187,8 +209,9 @@ impl Session {
                 targets.clone().map(|i| class(i).map(|(_, classes, _)| *classes)).collect(),
             ),
             ignored_classes: targets.map(|i| class(i).and_then(|(.., ignored)| *ignored)).collect(),
+            padded_lengths: custom.targets.iter().map(|_| None).collect(),
             output_names: custom.targets.iter().map(|(name, _)| name.clone()).collect(),
-            lookups: indices::lookups(&step.graph, def.inputs.len()),
+            lookups: indices::lookups(&step.graph, def.fed.len()),
             origin: BatchOrigin::default(),
         };
         // Workers and resumed runs must have the same step.
@@ -207,7 +230,7 @@ impl Session {
         objective.check_names()?;
         let params = step.graph.params().to_vec();
         let constraints = steps::constraints(&params, &weights)?;
-        let declared = Declared { params, weights, constants, scaling };
+        let declared = Declared { params, weights, constants, scaling, update: None };
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
         session.load_constraints(constraints)?;
         let shape = session.new_shape(session.def.example_shapes(), vec![])?;
@@ -224,11 +247,15 @@ impl Session {
         strategy: MultiWorkerMirroredStrategy,
         seed: u64,
     ) -> Result<Session> {
-        let Declared { params, weights, constants, scaling } = declared;
+        let Declared { params, weights, constants, scaling, update } = declared;
         let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(&params)?));
         let deterministic = lock(&executor).mesh().fixed;
         let state = TrainState::new(seed, &*objective.optimizer, deterministic);
-        let weights = DeviceWeights::new(executor.clone(), weights, &params, scaling);
+        let running = objective.tally();
+        let weights = DeviceWeights::new(executor.clone(), weights, &params, (scaling, update));
+        for (param, values) in weights.update.iter().flat_map(UpdateState::initial_values) {
+            lock(&executor).set_param(param, &values)?;
+        }
         for (param, values) in constants {
             lock(&executor).set_param(param, &values)?;
         }
@@ -247,7 +274,7 @@ impl Session {
             executor,
             shapes: ShapeCache::default(),
             tables: ResidentTables::default(),
-            fetched: vec![],
+            results: StepResults { fetched: vec![], running },
         };
         session.weights.sync_to_devices()?;
         Ok(session)
@@ -309,6 +336,34 @@ impl Session {
         self.state.learning_rate(&*self.objective.optimizer, 0)
     }
 
+    /// Fails if a schedule of the user gives no usable rate after `ahead` more steps.
+    fn check_learning_rate(&self, ahead: u64) -> Result<()> {
+        let step = self.state.iterations() + ahead;
+        for member in members(&*self.objective.optimizer) {
+            let rate = &member.common().learning_rate;
+            if let LearningRate::Custom(schedule) = rate {
+                let (owner, rate) = (format!("{schedule:?}"), rate.at(step));
+                if !rate.is_finite() || rate < 0.0 {
+                    let argument = format!("learning rate of step {step}");
+                    let expected = "a finite rate from 0 up";
+                    return Err(Error::argument(owner, argument, expected, rate));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Overrides the optimizer's learning rate from the next step on.
+    pub(crate) fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
+        if !self.objective.optimizer.optimizers().is_empty() {
+            let owner = format!("model '{}'", self.def.name);
+            let expected = "an optimizer with one learning rate";
+            let received = self.objective.optimizer.rule_name();
+            return Err(Error::argument(owner, "learning_rate", expected, received));
+        }
+        self.state.set_learning_rate(&self.def.name, rate)
+    }
+
     /// Gradient accumulation as the optimizer requests it.
     pub(crate) fn optimizer_accumulation(&self) -> Option<Accumulation> {
         let every = self.objective.accumulation_steps()?;
@@ -322,20 +377,19 @@ impl Session {
             return Ok(BuiltStep { step, constants: vec![] });
         }
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
-        let scaling = self.objective.loss_scaling();
+        let optimizer = &*self.objective.optimizer;
         let inputs = &self.shapes.get(shape).inputs;
-        let lowered = lower(&self.def, inputs, training, self.mesh().fixed, scaling)?;
+        let lowered = lower(&self.def, inputs, training, self.mesh().fixed, optimizer)?;
         self.finish_step(kind, lowered)
     }
 
     fn finish_step(&self, kind: StepKind, mut lowered: Lowered) -> Result<BuiltStep> {
         let constants = std::mem::take(&mut lowered.low.fed_constants);
-        let rule = self.objective.optimizer.rule();
         let step = match kind {
-            StepKind::Train => steps::train(lowered, &self.objective, rule)?,
+            StepKind::Train => steps::train(lowered, &self.objective)?,
             StepKind::Test => steps::test(lowered, &self.objective)?,
             StepKind::Predict => steps::predict(lowered),
-            StepKind::Gradients => steps::gradients(lowered, &self.objective, rule)?,
+            StepKind::Gradients => steps::gradients(lowered, &self.objective)?,
         };
         Ok(BuiltStep { step, constants })
     }
@@ -435,9 +489,18 @@ impl Session {
 
     /// Ends training: an optimizer with a moving average leaves it in the weights.
     pub(crate) fn finish_training(&mut self) -> Result<()> {
-        match self.objective.optimizer.common().use_ema && self.state.updates > 0 {
-            true => self.weights.apply_moving_average(),
-            false => Ok(()),
+        if self.state.updates == 0 {
+            return Ok(());
+        }
+        match &self.weights.update {
+            Some(update) => {
+                let averages = update.weights.iter().filter_map(|w| Some((w.param, w.average?)));
+                self.weights.replace(averages)
+            }
+            None if self.objective.optimizer.common().use_ema => {
+                self.weights.apply_moving_average()
+            }
+            None => Ok(()),
         }
     }
 }

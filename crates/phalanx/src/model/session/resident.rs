@@ -162,9 +162,13 @@ impl Session {
         self.objective.divisors(rows.len(), total)
     }
 
-    /// The optimizer's scalars after `updates` more updates.
+    /// The optimizer's scalars after `updates` more updates, or the numbers of an update of whole weights.
     fn scalars_ahead(&self, updates: usize) -> Vec<f32> {
-        self.state.scalars(&*self.objective.optimizer, updates as u64)
+        let optimizer = &*self.objective.optimizer;
+        match self.weights.update {
+            Some(_) => self.state.numbers(optimizer, None, updates as u64),
+            None => self.state.scalars(optimizer, updates as u64),
+        }
     }
 
     /// How many training steps to launch together, now and while others are in flight. If the loss is
@@ -190,11 +194,17 @@ impl Session {
         let shape = if self.def.is_open() { self.shape_for(&table.inputs)? } else { 0 };
         let step = ShapedStep { kind, shape };
         let program = self.ensure_loaded(step, rows)?;
+        if training {
+            (0..batches.len()).try_for_each(|i| self.check_learning_rate(i as u64))?;
+        }
         let divide = |b: &IndexBatch| (b.rows.len(), self.resident_divisors(table, &b.rows));
         let steps: Vec<(usize, Vec<f64>)> = batches.iter().map(divide).collect();
-        let mirrored: Vec<Vec<f32>> = steps.iter().map(|s| inverted(&s.1)).collect();
+        let mut mirrored: Vec<Vec<f32>> = steps.iter().map(|s| inverted(&s.1)).collect();
         let scalars = |i: usize| if training { self.scalars_ahead(i) } else { vec![] };
-        let scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
+        let mut scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
+        if self.weights.update.is_some() {
+            mirrored.iter_mut().zip(&mut scalars).for_each(|(feeds, s)| feeds.append(s));
+        }
         let input = |i: usize| {
             let step = if training { self.state.steps + i as u64 } else { self.state.steps };
             let (rows, augments) = (&batches[i].rows[..], &batches[i].augments[..]);

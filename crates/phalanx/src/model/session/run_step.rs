@@ -6,7 +6,7 @@ use super::{Accumulation, Session, ShapedStep, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::layer::lock;
-use crate::model::steps;
+use crate::model::{Logs, steps};
 use phalanx_exec::{Batch, ExecError, Executor, FeedData};
 use phalanx_graph::program::FetchPlan;
 use phalanx_graph::{Data, ParamId, Program, Tensor, Type};
@@ -39,6 +39,19 @@ impl Session {
         self.finish(started, tally)
     }
 
+    /// Runs one batch; returns its losses and metrics and adds them to the running ones.
+    pub(crate) fn run_alone(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        accumulation: Option<Accumulation>,
+    ) -> Result<Logs> {
+        let mut tally = self.objective.tally();
+        self.run(kind, batch, accumulation, &mut tally)?;
+        self.results.running.merge(&tally);
+        Ok(self.objective.logs(&tally))
+    }
+
     /// Hands in the batch of the next step while another step may be in flight. Returns false if its program is not loaded
     /// yet, which has to wait for the end of that step.
     pub(crate) fn stage(&mut self, kind: StepKind, batch: &HostBatch) -> Result<bool> {
@@ -53,7 +66,11 @@ impl Session {
         let step = ShapedStep { kind, shape };
         let Some(id) = self.loaded(step, batch.rows) else { return Ok(false) };
         self.checks.check(batch, self.shapes.get(shape), true)?;
-        self.with_feeds(step, batch, |executor, feeds| {
+        if self.weights.update.is_some() {
+            // The numbers of its update depend on the step in flight.
+            return Ok(false);
+        }
+        self.with_feeds(step, batch, &[], |executor, feeds| {
             let batch = Batch { rows: batch.rows, feeds, ..Batch::default() };
             executor.staging().map_or(Ok(()), |staging| staging.stage(id, &batch))
         })?;
@@ -81,18 +98,28 @@ impl Session {
         let accumulation = accumulation.filter(|_| training);
         let (accumulate, accumulated) =
             accumulation.map(|how| self.state.accumulate(how, batch.rows)).unzip();
-        let scalars = match training {
-            true => self.state.scalars(&*self.objective.optimizer, 0),
-            false => vec![],
-        };
+        if training {
+            self.check_learning_rate(0)?;
+        }
+        let optimizer = &*self.objective.optimizer;
+        let (mut scalars, mut numbers) = (vec![], vec![]);
+        match training {
+            true if self.weights.update.is_some() => {
+                numbers = self.state.numbers(optimizer, accumulate, 0);
+            }
+            true => scalars = self.state.scalars(optimizer, 0),
+            false => {}
+        }
         let (seed, step) = (self.state.seed, self.state.steps);
         let shaped = ShapedStep { kind, shape: self.shape_of(batch)? };
         if !staged {
             self.checks.check(batch, self.shapes.get(shaped.shape), true)?;
         }
         let id = self.ensure_loaded(shaped, batch.rows)?;
-        let divisors = self.with_feeds(shaped, batch, |executor, feeds| {
+        let of_executor = self.weights.update.is_none();
+        let divisors = self.with_feeds(shaped, batch, &numbers, |executor, feeds| {
             let (rows, scalars) = (batch.rows, &scalars[..]);
+            let (accumulate, staged) = (accumulate.filter(|_| of_executor), staged && of_executor);
             let step = Batch { rows, feeds, seed, step, scalars, accumulate, staged };
             executor.start(id, &step)
         })?;
@@ -106,14 +133,14 @@ impl Session {
         if started.rows == 0 {
             return Ok(0.0);
         }
-        lock(&self.executor).finish(&mut self.fetched)?;
-        let scale = self.fetched.last().map(Vec::as_slice);
+        lock(&self.executor).finish(&mut self.results.fetched)?;
+        let scale = self.results.fetched.last().map(Vec::as_slice);
         let counts = !started.training || self.state.advance(scale);
         if let Some(accumulated) = started.accumulated.filter(|_| counts) {
             self.state.set_accumulated(accumulated);
         }
         let weights = &self.objective.loss_weights;
-        let loss = tally.add(&self.fetched, weights, started.rows, &started.divisors);
+        let loss = tally.add(&self.results.fetched, weights, started.rows, &started.divisors);
         if started.updates && counts {
             self.state.updates += 1;
             if let Some(id) = self.shapes.constraints {
@@ -123,12 +150,13 @@ impl Session {
         Ok(loss)
     }
 
-    /// Calls `call` with a program and the feeds of a batch that was checked. Returns what each loss sum
-    /// is divided by.
+    /// Calls `call` with a program and the feeds of a batch that was checked, followed by `numbers`. Returns what each
+    /// loss sum is divided by.
     fn with_feeds(
         &self,
         step: ShapedStep,
         batch: &HostBatch,
+        numbers: &[f32],
         call: impl FnOnce(&mut dyn Executor, &[FeedData<'_>]) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>> {
         let constants = self.shapes.get(step.shape).steps.constants(step.kind);
@@ -148,7 +176,7 @@ impl Session {
         feeds.extend(constants.iter().map(|values| FeedData::F32(values)));
         feeds.extend(batch.targets.iter().map(|t| feed(t, &rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[rows]));
-        feeds.extend(scales.chunks(1).map(FeedData::F32));
+        feeds.extend(scales.chunks(1).chain(numbers.chunks(1)).map(FeedData::F32));
         feeds.extend(scalars.iter().map(|values| FeedData::F32(values)));
         let done = call(&mut **lock(&self.executor), &feeds);
         done.map_err(|e| self.explain_out_of_memory(e, step, batch.rows))?;
@@ -162,24 +190,26 @@ impl Session {
         self.checks.check(batch, self.shapes.get(shape), true)?;
         let shaped = ShapedStep { kind: StepKind::Gradients, shape };
         let id = self.ensure_loaded(shaped, batch.rows)?;
-        self.with_feeds(shaped, batch, |executor, feeds| {
+        self.with_feeds(shaped, batch, &[], |executor, feeds| {
             executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
         })?;
-        lock(&self.executor).finish(&mut self.fetched)?;
+        lock(&self.executor).finish(&mut self.results.fetched)?;
         let loaded = &self.shapes.get(shape).loaded;
         let fetches = loaded.of(StepKind::Gradients).flat_map(|p| &p.fetches);
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
-        fetches.zip(&self.fetched).map(tensor).collect()
+        fetches.zip(&self.results.fetched).map(tensor).collect()
     }
 
     /// Updates the trained weights with gradients by their names, which must be all of them.
     pub(crate) fn apply_gradients(&mut self, gradients: &[(String, Tensor)]) -> Result<()> {
         let owner = "apply_gradients";
         let optimizer = &self.objective.optimizer;
-        if optimizer.inner().is_some() || optimizer.common().gradient_accumulation_steps.is_some() {
-            let expected = "one without loss scaling and gradient accumulation";
+        let accumulates = optimizer.common().gradient_accumulation_steps.is_some();
+        if optimizer.inner().is_some() || accumulates || optimizer.updates_whole_weights() {
+            let expected =
+                "one that updates each number by itself, without loss scaling and accumulation";
             return Err(Error::argument(owner, "optimizer", expected, optimizer.class_name()));
         }
         let trained = self.weights.trained().to_vec();
@@ -237,9 +267,9 @@ impl Session {
             inputs.chain(constants.map(|values| FeedData::F32(values))).collect();
         let (rows, feeds, seed) = (batch.rows, &feeds[..], self.state.seed);
         let step = Batch { rows, feeds, seed, ..Batch::default() };
-        let done = lock(&self.executor).run(id, &step, &mut self.fetched);
+        let done = lock(&self.executor).run(id, &step, &mut self.results.fetched);
         done.map_err(|e| self.explain_out_of_memory(e, shaped, rows))?;
-        Ok((outputs, &self.fetched))
+        Ok((outputs, &self.results.fetched))
     }
 
     /// What each output's weighted loss sum is divided by.

@@ -120,7 +120,7 @@ impl Session {
         if !self.def.is_open() {
             return Ok(0);
         }
-        self.checks.check_count("inputs", self.def.inputs.len(), inputs.len())?;
+        self.checks.check_count("inputs", self.def.fed.len(), inputs.len())?;
         let sizes = |(i, samples): (usize, &Samples)| self.sizes_of(i, samples.dims());
         let sizes = inputs.iter().enumerate().map(sizes).collect::<Result<Vec<_>>>()?;
         self.shape_for(&sizes)
@@ -204,17 +204,18 @@ impl Session {
 
     /// The sizes of the samples of a batch.
     fn input_sizes(&self, inputs: &[Tensor]) -> Result<Vec<Vec<usize>>> {
-        self.checks.check_count("inputs", self.def.inputs.len(), inputs.len())?;
+        self.checks.check_count("inputs", self.def.fed.len(), inputs.len())?;
         inputs.iter().enumerate().map(|(i, t)| self.sizes_of(i, t.dims())).collect()
     }
 
     /// The sizes of the samples of an input, from the dimensions of a batch.
     fn sizes_of(&self, input: usize, dims: &[usize]) -> Result<Vec<usize>> {
-        let shape = self.def.input(input).known_shape();
+        let fed = &self.def.fed[input];
+        let (name, shape) = (&fed.name, &fed.shape);
         let sizes = shape.sizes_of(dims.get(1..).unwrap_or_default());
         sizes.filter(|sizes| !sizes.contains(&0)).ok_or_else(|| {
             let owner = format!("model '{}'", self.def.name);
-            let argument = format!("input '{}'", self.def.input_name(input));
+            let argument = format!("input '{name}'");
             Error::argument(owner, argument, shape.to_string(), format!("{dims:?}"))
         })
     }

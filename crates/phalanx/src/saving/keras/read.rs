@@ -280,12 +280,15 @@ fn input(object: &Object<'_>) -> Result<Input> {
     let null = Value::Null;
     let shape = object.config.get("batch_shape").or(object.config.get("batch_input_shape"));
     let mut input = input_of_shape(&owner, shape.unwrap_or(&null))?.named(name);
+    if object.config.get("dtype").and_then(policy_name) == Some("string") {
+        return Ok(input.strings());
+    }
     input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy_name) {
         Some("float32") => DType::F32,
         Some("int32" | "int64" | "int16" | "int8" | "uint8" | "uint16" | "uint32") => DType::I32,
         other => {
             let received = other.unwrap_or("another kind of value");
-            return Err(Error::argument(owner, "dtype", "float32 or integers", received));
+            return Err(Error::argument(owner, "dtype", "float32, integers or string", received));
         }
     };
     Ok(input)
@@ -296,7 +299,9 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();
     let dtype = config.remove("dtype");
-    let policy = parse_policy(dtype.as_ref())
+    // Some layers of integers have a type of their own, which is checked below.
+    let is_integer = matches!(dtype.as_ref().and_then(policy_name), Some("int32" | "int64"));
+    let policy = parse_policy(dtype.as_ref().filter(|_| !is_integer))
         .map_err(|received| Error::argument(owner(), "dtype", POLICIES, received))?;
     let mut other = None;
     for value in config.values_mut() {
@@ -331,5 +336,10 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         }
         other => other,
     })?;
+    if is_integer != (layer.dtype() == "int64") && dtype.is_some() {
+        let expected = if layer.dtype() == "int64" { "int32 or int64" } else { POLICIES };
+        let received = dtype.as_ref().map(brief).unwrap_or_default();
+        return Err(Error::argument(owner(), "dtype", expected, received));
+    }
     Ok(LayerHandle::new(layer, Some(name.into()), trainable).with_dtype_policy(policy))
 }
