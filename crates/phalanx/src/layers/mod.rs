@@ -45,7 +45,7 @@ pub(crate) mod window;
 mod zero_padding;
 
 pub use attention::ScoreMode;
-pub use image_preprocessing::{Factor, FlipMode, Interpolation, Resampling};
+pub use image_preprocessing::{ElasticFillMode, Factor, Fill, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
 pub use rnn::bidirectional::MergeMode;
 pub use rnn::{GRUCell, LSTMCell, SimpleRNNCell, StackedRNNCells};
@@ -115,11 +115,35 @@ registry! {
     }
     group_normalization { GroupNormalization }
     identity { Identity }
+    image_preprocessing::aug_mix { AugMix }
     image_preprocessing::center_crop { CenterCrop required ["height", "width"] }
+    image_preprocessing::color {
+        RandomColorDegeneration required ["factor"],
+        RandomColorJitter,
+        RandomGrayscale,
+        RandomHue required ["factor"],
+        RandomSaturation required ["factor"],
+    }
+    image_preprocessing::filter { RandomGaussianBlur, RandomSharpness required ["factor"] }
+    image_preprocessing::histogram {
+        ContrastLimitedAdaptiveHistogramEqualization, Equalization,
+    }
+    image_preprocessing::pointwise {
+        AutoContrast,
+        RandomBrightness required ["factor"],
+        RandomInvert,
+        RandomPosterization required ["factor"],
+        Solarization,
+    }
+    image_preprocessing::rand_augment { RandAugment }
     image_preprocessing::random_contrast { RandomContrast required ["factor"] }
     image_preprocessing::random_crop { RandomCrop required ["height", "width"] }
+    image_preprocessing::random_elastic_transform { RandomElasticTransform }
+    image_preprocessing::random_erasing { RandomErasing }
     image_preprocessing::random_flip { RandomFlip }
+    image_preprocessing::random_perspective { RandomPerspective }
     image_preprocessing::random_rotation { RandomRotation required ["factor"] }
+    image_preprocessing::random_shear { RandomShear }
     image_preprocessing::random_translation {
         RandomTranslation required ["height_factor", "width_factor"],
     }

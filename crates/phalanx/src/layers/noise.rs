@@ -20,7 +20,7 @@ fn uniform(cx: &mut LayerContext<'_>, dims: &[usize]) -> Result<NodeId> {
 }
 
 /// Normal random numbers with mean zero, by the Box-Muller transform: `√(-2 ln(1 - u)) · cos(2π v)`.
-fn normal(cx: &mut LayerContext<'_>, dims: &[usize], stddev: f64) -> Result<NodeId> {
+pub(super) fn normal(cx: &mut LayerContext<'_>, dims: &[usize], stddev: f64) -> Result<NodeId> {
     let (u, v) = (uniform(cx, dims)?, uniform(cx, dims)?);
     let g = cx.graph();
     // `1 - u` is never zero.

@@ -53,7 +53,11 @@ fn check(path: &Path) -> std::result::Result<(), String> {
     let load_model = |path: &Path| {
         let shapes = x.iter().map(|x| x.dims()[1..].to_vec());
         let open = phalanx::saving::load_model(path)?.has_open_sizes();
-        if open { Load::new().input_shapes(shapes).model(path) } else { phalanx::saving::load_model(path) }
+        if open {
+            Load::new().input_shapes(shapes).model(path)
+        } else {
+            phalanx::saving::load_model(path)
+        }
     };
     let mut model = load_model(path).map_err(said)?;
     let ask = |model: &mut Model, what: &str| {

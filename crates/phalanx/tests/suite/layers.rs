@@ -190,7 +190,8 @@ fn assert_same_config(ours: impl Into<Value>, keras: impl Into<Value>, name: &st
 
 #[test]
 fn configs_match_keras() {
-    for case in fixtures().iter().flat_map(Fixture::cases) {
+    let augmentation = Fixture::load("augmentation");
+    for case in fixtures().iter().chain([&augmentation]).flat_map(Fixture::cases) {
         let mut theirs = case.config().clone();
         let layer = from_config(case.class_name(), theirs.clone()).unwrap();
         for key in ["name", "trainable", "dtype"] {

@@ -2,6 +2,7 @@
 
 mod accumulation;
 mod api;
+mod augmentation;
 mod callbacks;
 mod common;
 mod data;

@@ -16,7 +16,12 @@ fn values(key: &str) -> Vec<Value> {
         "output_padding" => json!([null, 0, 1, [0, 1], u64::MAX]),
         "data_format" => json!(["channels_first", "channels_middle"]),
         "shared_axes" => json!([null, 1, [1, 2], [0], [-1], i64::MIN, []]),
-        "n" | "stddev" | "alpha" => json!([0, 1, 0.5, -1, 1e308, u64::MAX]),
+        "n" | "stddev" | "alpha" | "bins" | "num_ops" | "num_chains" | "chain_depth" => {
+            json!([0, 1, 0.5, -1, 1e308, u64::MAX])
+        }
+        "tile_grid_size" => json!([0, 1, [2, 3], [1, 0], u64::MAX]),
+        "value_range" => json!([[0, 1], [1, 0], [3, 3], [-1e308, 1e308]]),
+        "factor" | "x_factor" | "sigma" => json!([0, 1, -1, 3, [0.5, 0.1], [-1e308, 1e308]]),
         "padding" => json!(["valid", "same", "causal", 0, 1, [[1, 0], [2, 1u64 << 40]], u64::MAX]),
         "cropping" => json!([0, 1, [[1, 0], [0, 1]], [2, 9], u64::MAX]),
         "axis" => json!([-1, 0, 1, 2, -4, 17, i64::MIN, i64::MAX, [1], [1, 2], [-1, -1], []]),
@@ -37,7 +42,8 @@ fn values(key: &str) -> Vec<Value> {
     list.as_array().cloned().unwrap_or_default()
 }
 
-const SHAPES: [&[usize]; 7] = [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2]];
+const SHAPES: [&[usize]; 8] =
+    [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2], &[3, 2, 3]];
 
 /// The keys of a class, from its own config once it can be created.
 fn plain(class: &str) -> Map<String, Value> {
