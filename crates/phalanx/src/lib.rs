@@ -88,6 +88,7 @@ mod registry;
 pub mod regularizers;
 pub mod saving;
 pub mod schedules;
+mod signal;
 pub mod strategy;
 pub mod workers;
 

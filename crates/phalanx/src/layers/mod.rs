@@ -8,6 +8,7 @@ mod adaptive_pooling;
 mod advanced_activations;
 mod applications;
 mod attention;
+mod audio;
 mod batch_normalization;
 mod concatenate;
 mod conv;
@@ -30,6 +31,7 @@ mod noise;
 mod normalization;
 mod numbers;
 mod permute;
+mod pipeline;
 mod pooling;
 mod repeat_vector;
 mod rescaling;
@@ -45,6 +47,7 @@ pub(crate) mod window;
 mod zero_padding;
 
 pub use attention::ScoreMode;
+pub use audio::SpectrogramMode;
 pub use image_preprocessing::{ElasticFillMode, Factor, Fill, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
 pub use rnn::bidirectional::MergeMode;
@@ -83,6 +86,8 @@ registry! {
         GroupQueryAttention required ["head_dim", "num_query_heads", "num_key_value_heads"],
     }
     attention::multi_head_attention { MultiHeadAttention required ["num_heads", "key_dim"] }
+    audio::mel_spectrogram { MelSpectrogram }
+    audio::stft_spectrogram { STFTSpectrogram }
     batch_normalization { BatchNormalization }
     concatenate { Concatenate }
     conv {
@@ -128,6 +133,7 @@ registry! {
     image_preprocessing::histogram {
         ContrastLimitedAdaptiveHistogramEqualization, Equalization,
     }
+    image_preprocessing::mixing { CutMix, MixUp }
     image_preprocessing::pointwise {
         AutoContrast,
         RandomBrightness required ["factor"],
@@ -159,6 +165,7 @@ registry! {
     }
     normalization { Normalization }
     permute { Permute required ["dims"] }
+    pipeline { Pipeline required ["layers"] }
     pooling {
         AveragePooling1D required ["pool_size"],
         AveragePooling2D required ["pool_size"],

@@ -198,3 +198,18 @@ fn factors_cover_their_range() {
     });
     assert_spread("degeneration", parts, 0.1, 0.6);
 }
+
+/// Layers that mix the samples of a batch predict, and say why they do not train.
+#[test]
+fn mixtures_are_refused_in_training() {
+    for layer in [LayerHandle::from(MixUp::new(0.2)), CutMix::new(0.5).into()] {
+        let image = Input::new([2, 2, 3]).symbol();
+        let mut model = Model::new(&image, layer.apply(&image)).unwrap();
+        let x = Tensor::new([1, 2, 2, 3], vec![1.5f32; 12]).unwrap();
+        assert_eq!(model.predict(&x).unwrap(), x);
+        let compiled = model.compile(Compile::new("sgd").loss("mse"));
+        let trained = compiled.and_then(|()| model.train_on_batch(&x, &x).map(|_| ()));
+        let error = trained.unwrap_err().to_string();
+        assert!(error.contains("it mixes the samples of a batch"), "{error}");
+    }
+}

@@ -131,8 +131,8 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
 }
 
 /// Every layer's cases.
-fn fixtures() -> [Fixture; 2] {
-    ["layers", "image_layers"].map(Fixture::load)
+fn fixtures() -> [Fixture; 3] {
+    ["layers", "image_layers", "preprocessing"].map(Fixture::load)
 }
 
 #[test]
@@ -234,6 +234,26 @@ fn initializers_have_keras_statistics() {
         let slack = if unbounded { 1.2 * s } else { 0.02 * s + 1e-6 };
         assert!((lowest - lo).abs() <= slack, "{name}: min {lowest}, keras {lo}");
         assert!((highest - hi).abs() <= slack, "{name}: max {highest}, keras {hi}");
+    }
+}
+
+#[test]
+fn kernels_of_spectrograms_match_keras() {
+    for case in Fixture::load("stft").cases() {
+        let saved = json!({
+            "module": "keras.initializers",
+            "class_name": "STFT",
+            "config": case.json["config"],
+            "registered_name": null,
+        });
+        let initializer: Initializer = serde_json::from_value(saved.clone()).unwrap();
+        assert_same_config(serde_json::to_value(initializer).unwrap(), saved, case.name);
+        let dims: Vec<usize> = serde_json::from_value(case.json["shape"].clone()).unwrap();
+        initializer.fits(&dims).unwrap();
+        let values = initializer.sample(&dims, &mut Stream::new(1, 0, 0, 0));
+        let d = difference_to_scale(&values, case.f32("kernel"));
+        assert!(d <= TOLERANCE, "{}: {d:.2e}", case.name);
+        assert!(initializer.fits(&dims[1..]).is_err());
     }
 }
 

@@ -13,6 +13,7 @@ mod distribution;
 mod factor;
 pub(super) mod filter;
 pub(super) mod histogram;
+pub(super) mod mixing;
 pub(super) mod pointwise;
 pub(super) mod rand_augment;
 pub(super) mod random_contrast;

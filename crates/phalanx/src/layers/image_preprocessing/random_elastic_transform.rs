@@ -178,7 +178,7 @@ impl Augmentation for RandomElasticTransform {
             let sigma = g.reshape(sigma, &[1, 1, 1])?;
             g.mul(noise, sigma)?
         };
-        let smoothed = elastic_noise(g, noise, sigma)?;
+        let smoothed = elastic_noise(g, noise, sigma, height.max(width))?;
         let distance = g.mul(alpha, smoothed)?;
         let y = deform(g, x, distance, extension, linear)?;
         let y = g.select(applies, y, x)?;
@@ -187,11 +187,12 @@ impl Augmentation for RandomElasticTransform {
 }
 
 /// Noise `[height, width, 1]`, smoothed with a deviation per sample, `[1, 1]`, as `[height, width]`. The kernel has
-/// `6 · sigma` elements, rounded to an odd number.
+/// `6 · sigma` elements, rounded to an odd number, and at most `longest` on either side.
 fn elastic_noise(
     g: &mut phalanx_graph::Graph,
     noise: NodeId,
     sigma: NodeId,
+    longest: usize,
 ) -> phalanx_graph::Result<NodeId> {
     let [height, width] = [g.ty(noise).dims[0], g.ty(noise).dims[1]];
     let size = g.scale(sigma, 6.0)?;
@@ -200,7 +201,6 @@ fn elastic_noise(
     let reach = g.unary(Unary::Floor, reach)?;
     let tiny = g.scalar(1e-6);
     let sigma = g.binary(Binary::Max, sigma, tiny)?;
-    let longest = height.max(width);
     let y = smooth(g, noise, 1, [sigma, reach], longest)?;
     let y = smooth(g, y, 0, [sigma, reach], longest)?;
     g.reshape(y, &[height, width])

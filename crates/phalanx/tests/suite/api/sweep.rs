@@ -54,7 +54,8 @@ fn plain(class: &str) -> Map<String, Value> {
         "num_heads": 2, "key_dim": 2, "head_dim": 2, "num_query_heads": 2,
         "num_key_value_heads": 1, "equation": "...x,xy->...y", "output_shape": 3, "init_values": 0.5,
         "projection_dim": 2, "drop_path_rate": 0.2, "layer": { "class_name": "LSTM", "config": { "units": 2 } },
-        "cell": { "class_name": "LSTMCell", "config": { "units": 2 } } });
+        "cell": { "class_name": "LSTMCell", "config": { "units": 2 } },
+        "layers": [{ "class_name": "Dense", "config": { "units": 2 } }] });
     let all = needed.as_object().unwrap();
     // The minimal config, found by removing the keys that the class does not know.
     let mut config = all.clone();
@@ -115,6 +116,9 @@ fn exercise(class: &str, config: &Map<String, Value>) -> usize {
     trained
 }
 
+/// Layers that a model refuses to train with.
+const NEVER_TRAINED: [&str; 2] = ["CutMix", "MixUp"];
+
 #[test]
 fn no_layer_panics() {
     for class in phalanx::layers::class_names() {
@@ -131,7 +135,7 @@ fn no_layer_panics() {
                 trained += exercise(class, &odd);
             }
         }
-        assert!(trained > 0, "{class} never trained");
+        assert!(trained > 0 || NEVER_TRAINED.contains(&class), "{class} never trained");
     }
 }
 
