@@ -1,7 +1,7 @@
 //! Windows and Fourier transforms of signals. A transform is a product with the cosines and sines of its frequencies.
 
 use crate::by_name::{Named, variant_by_serde_name};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::LayerContext;
 use phalanx_graph::functions::layout::{PadMode, pad};
 use phalanx_graph::ops::Epilogue;
@@ -231,74 +231,6 @@ impl Frames {
         };
         let (real, imag) = (part(cosines)?, part(sines)?);
         Ok([real, cx.graph().neg(imag)?])
-    }
-
-    /// The signals `[.., samples]` of a transform `[.., frames, bins]`: frames are added where they overlap and divided by
-    /// the sum of the squares of their windows.
-    pub fn inverse(
-        &self,
-        cx: &mut LayerContext<'_>,
-        [real, imag]: [NodeId; 2],
-        length: Option<usize>,
-    ) -> Result<NodeId> {
-        self.check(cx)?;
-        let dims = cx.dims(real);
-        let (lead, frames) = match dims[..] {
-            [ref lead @ .., frames, bins] if frames > 0 && bins == self.bins() => (lead, frames),
-            _ => {
-                let expected = format!("frames of {} frequencies", self.bins());
-                return Err(cx.argument("x", &expected, format!("{dims:?}")));
-            }
-        };
-        let lines: usize = lead.iter().product();
-        let len =
-            (frames - 1).checked_mul(self.stride).and_then(|n| n.checked_add(self.fft_length));
-        let too_long = |cx: &LayerContext<'_>| -> Error {
-            cx.argument("sequence_stride", "a signal that fits in memory", self.stride)
-        };
-        let len = len.filter(|n| *n < MAX_WEIGHTS).ok_or_else(|| too_long(cx))?;
-        let geom = self.geometry(cx, lines, len)?;
-        let weights = self.weights();
-        // Keras divides by the sum of a window, or by the stride without one; JAX multiplies by the sum.
-        let scale = match self.window {
-            Some(_) => 1.0,
-            None => self.fft_length as f64 / self.stride as f64,
-        };
-        let n = self.fft_length;
-        let [cosines, sines] = waves(cx, [n, self.bins()], n, |t, k| {
-            let twice = if k == 0 || 2 * k == n { 1.0 } else { 2.0 };
-            scale * weights[t] * twice / n as f64
-        });
-        let mut squares = vec![0.0; len];
-        for frame in 0..frames {
-            for (t, w) in weights.iter().enumerate() {
-                squares[frame * self.stride + t] += w * w;
-            }
-        }
-        let norms = squares.iter().map(|s| if *s > 1e-10 { 1.0 / s } else { 1.0 } as f32).collect();
-        let norms = cx.constant("norms", &[len], norms);
-        let g = cx.graph();
-        let mut part = |x: NodeId, kernel: NodeId| -> phalanx_graph::Result<NodeId> {
-            let x = g.reshape(x, &geom.output_dims())?;
-            let kernel = g.reshape(kernel, &geom.kernel_dims())?;
-            let y = g.push(Op::ConvGradInput(geom), &[x, kernel])?;
-            g.reshape(y, &[lines, len])
-        };
-        let (even, odd) = (part(real, cosines)?, part(imag, sines)?);
-        let sum = g.sub(even, odd)?;
-        let y = g.mul(sum, norms)?;
-        let start = if self.center { n / 2 } else { 0 };
-        let end = match length {
-            Some(length) => start.saturating_add(length).min(len),
-            None if self.center => len.saturating_sub(n / 2),
-            None => len,
-        };
-        if end <= start {
-            return Err(cx.argument("length", "at least one sample", end.saturating_sub(start)));
-        }
-        let g = cx.graph();
-        let y = g.push(Op::Slice { axis: 1, start, len: end - start }, &[y])?;
-        Ok(g.reshape(y, &[lead, &[end - start]].concat())?)
     }
 }
 
