@@ -5,6 +5,8 @@
 
 use crate::by_name::{keras_object, named, without_case};
 use crate::error::Result;
+use crate::signal::spectrum_kernel;
+pub use crate::signal::{SignalWindow, SpectrumScaling, SpectrumSide};
 use phalanx_graph::rng::Stream;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -124,6 +126,15 @@ pub enum Initializer {
         #[serde(default, deserialize_with = "seed")]
         seed: Option<i64>,
     },
+    /// The waves of a short-time Fourier transform, `[frame length, 1, frequencies]`
+    STFT {
+        side: SpectrumSide,
+        #[serde(default = "hann")]
+        window: Option<SignalWindow>,
+        scaling: Option<SpectrumScaling>,
+        #[serde(default)]
+        periodic: bool,
+    },
     /// `gain` on the diagonal of a matrix
     #[serde(rename = "Identity", alias = "IdentityInitializer")]
     Identity {
@@ -134,6 +145,10 @@ pub enum Initializer {
 
 fn one() -> f64 {
     1.0
+}
+
+fn hann() -> Option<SignalWindow> {
+    Some(SignalWindow::Hann)
 }
 
 /// Reads an integer seed; a seed generator counts as no seed.
@@ -177,6 +192,9 @@ impl Initializer {
         match self {
             Initializer::Orthogonal { .. } if dims.len() < 2 => Err("two dimensions or more"),
             Initializer::Identity { .. } if dims.len() != 2 => Err("two dimensions"),
+            Initializer::STFT { .. } if dims.len() != 3 || dims[1] != 1 => {
+                Err("three dimensions, the second of which is 1")
+            }
             _ => Ok(()),
         }
     }
@@ -186,6 +204,7 @@ impl Initializer {
             Initializer::Zeros {}
             | Initializer::Ones {}
             | Initializer::Constant { .. }
+            | Initializer::STFT { .. }
             | Initializer::Identity { .. } => None,
             Initializer::RandomNormal { seed, .. }
             | Initializer::RandomUniform { seed, .. }
@@ -237,6 +256,10 @@ impl Initializer {
             Initializer::LecunNormal { .. } => scaled(1.0, FanIn, TruncatedNormal, dims, &mut draw),
             Initializer::Orthogonal { gain, .. } => orthogonal(gain, dims, rng),
             Initializer::Identity { gain } => identity(gain, dims),
+            Initializer::STFT { side, window, scaling, periodic } => {
+                let sizes = [dims[0], dims[dims.len() - 1]];
+                spectrum_kernel(side, window, scaling, periodic, sizes)
+            }
         }
     }
 }
@@ -357,6 +380,12 @@ named! {
     "lecun_normal" => Initializer::LecunNormal { seed: None },
     "orthogonal" => Initializer::orthogonal(1.0),
     "identity" => Initializer::Identity { gain: 1.0 },
+    "stft" => Initializer::STFT {
+        side: SpectrumSide::Real,
+        window: hann(),
+        scaling: Some(SpectrumScaling::Density),
+        periodic: false,
+    },
 }
 
 keras_object!(Initializer, "keras.initializers", ignores ["input_axes", "output_axes"]);

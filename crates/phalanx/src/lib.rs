@@ -92,6 +92,7 @@ mod registry;
 pub mod regularizers;
 pub mod saving;
 pub mod schedules;
+mod signal;
 pub mod strategy;
 pub mod train_step;
 pub mod workers;

@@ -74,6 +74,12 @@ const EXCEPTIONS: &[Exception] = &[
         "MultiHeadAttention",
         "Keras' arguments",
     ),
+    (
+        Limit::Fields,
+        "phalanx/src/layers/audio/mel_spectrogram.rs",
+        "MelSpectrogram",
+        "Keras' arguments",
+    ),
     (Limit::Fields, "phalanx/src/model/fit.rs", "Fit", "Keras' arguments of fit"),
     (
         Limit::Methods,

@@ -9,6 +9,7 @@ mod adaptive_pooling;
 mod advanced_activations;
 mod applications;
 mod attention;
+mod audio;
 mod batch_normalization;
 mod concatenate;
 mod conv;
@@ -33,6 +34,7 @@ pub(crate) mod noise;
 mod normalization;
 mod numbers;
 mod permute;
+mod pipeline;
 mod pooling;
 mod preprocessing;
 mod regularized;
@@ -52,8 +54,9 @@ pub(crate) mod window;
 mod zero_padding;
 
 pub use attention::ScoreMode;
+pub use audio::SpectrogramMode;
 pub use dot::DotAxes;
-pub use image_preprocessing::{Factor, FlipMode, Interpolation, Resampling};
+pub use image_preprocessing::{ElasticFillMode, Factor, Fill, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
 pub use preprocessing::hashing::MaskValue;
 pub use preprocessing::{Ngrams, OovMethod, OutputMode, Salt, Split, Standardize};
@@ -95,6 +98,8 @@ registry! {
         GroupQueryAttention required ["head_dim", "num_query_heads", "num_key_value_heads"],
     }
     attention::multi_head_attention { MultiHeadAttention required ["num_heads", "key_dim"] }
+    audio::mel_spectrogram { MelSpectrogram }
+    audio::stft_spectrogram { STFTSpectrogram }
     batch_normalization { BatchNormalization }
     concatenate { Concatenate }
     conv {
@@ -128,11 +133,36 @@ registry! {
     }
     group_normalization { GroupNormalization }
     identity { Identity }
+    image_preprocessing::aug_mix { AugMix }
     image_preprocessing::center_crop { CenterCrop required ["height", "width"] }
+    image_preprocessing::color {
+        RandomColorDegeneration required ["factor"],
+        RandomColorJitter,
+        RandomGrayscale,
+        RandomHue required ["factor"],
+        RandomSaturation required ["factor"],
+    }
+    image_preprocessing::filter { RandomGaussianBlur, RandomSharpness required ["factor"] }
+    image_preprocessing::histogram {
+        ContrastLimitedAdaptiveHistogramEqualization, Equalization,
+    }
+    image_preprocessing::mixing { CutMix, MixUp }
+    image_preprocessing::pointwise {
+        AutoContrast,
+        RandomBrightness required ["factor"],
+        RandomInvert,
+        RandomPosterization required ["factor"],
+        Solarization,
+    }
+    image_preprocessing::rand_augment { RandAugment }
     image_preprocessing::random_contrast { RandomContrast required ["factor"] }
     image_preprocessing::random_crop { RandomCrop required ["height", "width"] }
+    image_preprocessing::random_elastic_transform { RandomElasticTransform }
+    image_preprocessing::random_erasing { RandomErasing }
     image_preprocessing::random_flip { RandomFlip }
+    image_preprocessing::random_perspective { RandomPerspective }
     image_preprocessing::random_rotation { RandomRotation required ["factor"] }
+    image_preprocessing::random_shear { RandomShear }
     image_preprocessing::random_translation {
         RandomTranslation required ["height_factor", "width_factor"],
     }
@@ -148,6 +178,7 @@ registry! {
     }
     normalization { Normalization }
     permute { Permute required ["dims"] }
+    pipeline { Pipeline required ["layers"] }
     pooling {
         AveragePooling1D required ["pool_size"],
         AveragePooling2D required ["pool_size"],

@@ -68,18 +68,18 @@ fn coordinate_images(rows: usize) -> Tensor {
 
 /// The mode, step, seed and devices with which a layer is run.
 #[derive(Clone, Copy, Debug)]
-struct At {
-    training: bool,
-    step: u64,
-    seed: u64,
-    devices: usize,
-    workers: usize,
+pub struct At {
+    pub training: bool,
+    pub step: u64,
+    pub seed: u64,
+    pub devices: usize,
+    pub workers: usize,
 }
 
-const TRAINING: At = At { training: true, step: 0, seed: 1, devices: 1, workers: 1 };
+pub const TRAINING: At = At { training: true, step: 0, seed: 1, devices: 1, workers: 1 };
 
 /// Applies a layer to images.
-fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
+pub fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     let mut low = Lowering::new(at.training);
     let feed = low.graph.add_feed("images", Type::rows(&images.dims()[1..]));
     let x = low.graph.feed(feed);
@@ -125,7 +125,7 @@ fn seen(layer: impl Layer) -> Vec<Seen> {
 }
 
 /// Fails unless numbers lie in a range, nearly reach its ends and are evenly distributed.
-fn assert_spread(what: &str, numbers: impl Iterator<Item = f32>, low: f32, high: f32) {
+pub fn assert_spread(what: &str, numbers: impl Iterator<Item = f32>, low: f32, high: f32) {
     let numbers: Vec<f32> = numbers.collect();
     let (count, span) = (numbers.len() as f32, high - low);
     let least = numbers.iter().copied().fold(f32::INFINITY, f32::min);

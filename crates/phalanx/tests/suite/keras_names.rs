@@ -26,6 +26,7 @@ const REASONS: &[(&str, &str)] = &[
     ("layers.Layer", "the base class"),
     ("layers.Wrapper", "the base class"),
     ("layers.InputLayer", "yes"),
+    ("layers.MaxNumBoundingBoxes", "bounding boxes are not values of a model"),
     ("losses.Loss", "the base class"),
     ("metrics.Metric", "the base class"),
     ("optimizers.Optimizer", "the base class"),

@@ -134,8 +134,8 @@ fn differences(case: &Case, runners: &[Runner]) -> Result<Vec<String>, Error> {
 }
 
 /// Every layer's cases.
-fn fixtures() -> [Fixture; 3] {
-    ["layers", "more_layers", "image_layers"].map(Fixture::load)
+fn fixtures() -> [Fixture; 4] {
+    ["layers", "more_layers", "image_layers", "preprocessing"].map(Fixture::load)
 }
 
 /// Checks the cases that `chosen` selects by their number.
@@ -207,7 +207,8 @@ fn assert_same_config(ours: impl Into<Value>, keras: impl Into<Value>, name: &st
 
 #[test]
 fn configs_match_keras() {
-    for case in fixtures().iter().flat_map(Fixture::cases) {
+    let augmentation = Fixture::load("augmentation");
+    for case in fixtures().iter().chain([&augmentation]).flat_map(Fixture::cases) {
         let mut theirs = case.config().clone();
         let layer = from_config(case.class_name(), theirs.clone()).unwrap();
         for key in ["name", "trainable", "dtype"] {
@@ -250,6 +251,26 @@ fn initializers_have_keras_statistics() {
         let slack = if unbounded { 1.2 * s } else { 0.02 * s + 1e-6 };
         assert!((lowest - lo).abs() <= slack, "{name}: min {lowest}, keras {lo}");
         assert!((highest - hi).abs() <= slack, "{name}: max {highest}, keras {hi}");
+    }
+}
+
+#[test]
+fn kernels_of_spectrograms_match_keras() {
+    for case in Fixture::load("stft").cases() {
+        let saved = json!({
+            "module": "keras.initializers",
+            "class_name": "STFT",
+            "config": case.json["config"],
+            "registered_name": null,
+        });
+        let initializer: Initializer = serde_json::from_value(saved.clone()).unwrap();
+        assert_same_config(serde_json::to_value(initializer).unwrap(), saved, case.name);
+        let dims: Vec<usize> = serde_json::from_value(case.json["shape"].clone()).unwrap();
+        initializer.fits(&dims).unwrap();
+        let values = initializer.sample(&dims, &mut Stream::new(1, 0, 0, 0));
+        let d = difference_to_scale(&values, case.f32("kernel"));
+        assert!(d <= TOLERANCE, "{}: {d:.2e}", case.name);
+        assert!(initializer.fits(&dims[1..]).is_err());
     }
 }
 

@@ -3,6 +3,7 @@
 mod accumulation;
 mod added_losses;
 mod api;
+mod augmentation;
 mod callbacks;
 mod common;
 mod custom;

@@ -20,7 +20,7 @@ fn families() -> [Family; 4] {
     [
         Family {
             classes: layers::class_names(),
-            fixtures: &["layers", "more_layers", "image_layers"],
+            fixtures: &["layers", "more_layers", "image_layers", "augmentation", "preprocessing"],
             rewrite: |class, config| {
                 let layer = layers::from_config(class, config.clone()).unwrap();
                 (layer.class_name(), layer.config())

@@ -2,12 +2,12 @@
 //! `(a·x + b·y + c, d·x + e·y + f)`.
 
 use super::super::support::check_finite;
-use super::uniform;
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::data::FillMode;
 use crate::error::Result;
 use crate::layer::LayerContext;
-use phalanx_graph::ops::{self, Epilogue, SampleGeom};
+use phalanx_graph::functions::layout::{concat, repeat_rows};
+use phalanx_graph::ops::{self, SampleGeom};
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 
@@ -21,60 +21,22 @@ pub(super) struct Affine<const N: usize> {
     pub slopes: [[f64; 6]; N],
 }
 
-/// A family of maps whose coefficients are constants of the graph.
-pub(super) struct AffineMaps {
-    slopes: NodeId,
-    base: NodeId,
-}
-
 impl<const N: usize> Affine<N> {
-    /// The same maps as a function of `u` in 0 to 1, for the parameters `low + u · (high - low)`.
-    fn over_ranges(self, ranges: [[f64; 2]; N]) -> Affine<N> {
-        let mut over = self;
-        for (i, [low, high]) in ranges.into_iter().enumerate() {
-            for k in 0..6 {
-                over.base[k] += low * self.slopes[i][k];
-                over.slopes[i][k] *= high - low;
+    /// Computes the matrix of each sample from its parameters, rows of one number each.
+    pub fn matrix(&self, cx: &mut LayerContext<'_>, parameters: [NodeId; N]) -> Result<NodeId> {
+        let g = cx.graph();
+        let mut entries = vec![];
+        for k in 0..6 {
+            let mut entry = g.fill(self.base[k], &[1]);
+            for (parameter, slope) in parameters.iter().zip(&self.slopes) {
+                if slope[k] != 0.0 {
+                    let part = g.scale(*parameter, slope[k])?;
+                    entry = g.add(entry, part)?;
+                }
             }
+            entries.push(repeat_rows(g, entry, parameters[0])?);
         }
-        over
-    }
-
-    /// In training, samples each image through its own map, with parameters drawn from these ranges; otherwise
-    /// returns the image unchanged.
-    pub fn sample_randomly(
-        self,
-        cx: &mut LayerContext<'_>,
-        geom: SampleGeom,
-        x: NodeId,
-        ranges: [[f64; 2]; N],
-    ) -> Result<NodeId> {
-        let maps = self.over_ranges(ranges).declare(cx);
-        if !cx.training() {
-            return Ok(x);
-        }
-        let u = uniform(cx, &[N])?;
-        let matrix = maps.matrix(cx, u)?;
-        sample(cx, geom, x, matrix)
-    }
-
-    /// Declares the constants. Must be called in training and in inference, because all programs of a model
-    /// share one table of parameters.
-    pub fn declare(&self, cx: &mut LayerContext<'_>) -> AffineMaps {
-        let slopes = self.slopes.iter().flatten().map(|v| *v as f32).collect();
-        let base = self.base.iter().map(|v| *v as f32).collect();
-        AffineMaps {
-            slopes: cx.constant("slopes", &[N, 6], slopes),
-            base: cx.constant("base", &[6], base),
-        }
-    }
-}
-
-impl AffineMaps {
-    /// Computes the matrix of each sample from its parameters.
-    pub fn matrix(&self, cx: &mut LayerContext<'_>, parameters: NodeId) -> Result<NodeId> {
-        let dot = Op::Dot(Epilogue { bias: true, relu: false });
-        Ok(cx.graph().push(dot, &[parameters, self.slopes, self.base])?)
+        Ok(concat(g, &entries, 0)?)
     }
 }
 

@@ -52,4 +52,36 @@ impl Factor {
             Some(f) => Err(cx.argument(argument, "numbers from -1 to 1", f)),
         }
     }
+
+    /// The range between bounds, as Keras stores it: one number `f` is from `-f`, or the lower bound, to `f`.
+    pub(super) fn span(self, low: f64) -> Factor {
+        match self {
+            Factor::Both(f) => Factor::Ends([(-f.abs()).max(low), f.abs()]),
+            Factor::Ends(_) => Factor::Ends(self.ends()),
+        }
+    }
+
+    /// The ends of [`span`](Factor::span), or an error if the range lies outside the bounds. As in Keras, one
+    /// end of a range may lie outside.
+    pub(super) fn within(
+        self,
+        cx: &LayerContext<'_>,
+        argument: &str,
+        [low, high]: [f64; 2],
+    ) -> Result<[f64; 2]> {
+        let ends = self.span(low).ends();
+        let fits = match self {
+            Factor::Both(f) => (low..=high).contains(&f),
+            Factor::Ends(_) => ends[0] <= high && ends[1] >= low,
+        };
+        if fits && ends.iter().all(|f| f.is_finite()) {
+            return Ok(ends);
+        }
+        let expected = format!("numbers from {low} to {high}");
+        let received = match self {
+            Factor::Both(f) => f.to_string(),
+            Factor::Ends([a, b]) => format!("({a}, {b})"),
+        };
+        Err(cx.argument(argument, &expected, received))
+    }
 }

@@ -2,7 +2,7 @@
 //! image, in training; otherwise the identity. The output has the shape of the input.
 
 use super::super::support::DataFormat;
-use super::{Factor, float_image, uniform};
+use super::{Augmentation, Factor, augment, bytes, check_value_range, uniform_between};
 use crate::config::{self, setters};
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext, Outputs};
@@ -28,10 +28,6 @@ pub struct RandomContrast {
     seed: Option<i64>,
     #[serde(default)]
     data_format: DataFormat,
-}
-
-fn bytes() -> (f64, f64) {
-    (0.0, 255.0)
 }
 
 impl RandomContrast {
@@ -72,24 +68,27 @@ impl Layer for RandomContrast {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        let [lower, upper] = self.bounds().within_unit(cx, "factor")?;
-        let (darkest, brightest) = self.value_range;
-        if !(darkest.is_finite() && brightest.is_finite() && darkest <= brightest) {
-            let received = format!("({darkest}, {brightest})");
-            return Err(cx.argument("value_range", "two finite numbers in order", received));
-        }
-        let (x, _) = float_image(cx, inputs)?;
-        if !cx.training() {
-            return Ok(x.into());
-        }
-        let u = uniform(cx, &[1, 1, 1])?;
+        augment(self, cx, inputs)
+    }
+}
+
+impl Augmentation for RandomContrast {
+    fn check(&self, cx: &LayerContext<'_>, _: [usize; 3]) -> Result<()> {
+        self.bounds().within_unit(cx, "factor")?;
+        check_value_range(cx, self.value_range)
+    }
+
+    fn draw(&self, cx: &mut LayerContext<'_>, _: [usize; 3]) -> Result<Vec<NodeId>> {
+        let [lower, upper] = self.bounds().ends();
+        Ok(vec![uniform_between(cx, &[1, 1, 1], [1.0 - lower, 1.0 + upper])?])
+    }
+
+    fn apply(&self, cx: &mut LayerContext<'_>, x: NodeId, drawn: &[NodeId]) -> Result<NodeId> {
         let g = cx.graph();
-        let factor = g.scale(u, upper + lower)?;
-        let factor = g.offset(factor, 1.0 - lower)?;
         let mean = g.mean_axes(x, &[0, 1])?;
         let apart = g.sub(x, mean)?;
-        let apart = g.mul(apart, factor)?;
+        let apart = g.mul(apart, drawn[0])?;
         let y = g.add(apart, mean)?;
-        Ok(g.clamp(y, darkest, brightest)?.into())
+        Ok(g.clamp(y, self.value_range.0, self.value_range.1)?)
     }
 }

@@ -55,17 +55,16 @@ impl Layer for RandomCrop {
             return Ok(center(cx, x, [h, w], size)?.into());
         }
         let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]];
-        let maps = Affine { base: IDENTITY, slopes }.declare(cx);
-        let places = [h - size[0] + 1, w - size[1] + 1].map(|n| n as f32);
-        let places = cx.constant("places", &[2], places.to_vec());
         if !cx.training() {
             return Ok(center(cx, x, [h, w], size)?.into());
         }
-        let u = uniform(cx, &[2])?;
-        let g = cx.graph();
-        let start = g.mul(u, places)?;
-        let start = g.unary(Unary::Floor, start)?;
-        let matrix = maps.matrix(cx, start)?;
+        let mut start = |places: usize| -> Result<NodeId> {
+            let u = uniform(cx, &[1])?;
+            let at = cx.graph().scale(u, places as f64)?;
+            Ok(cx.graph().unary(Unary::Floor, at)?)
+        };
+        let starts = [start(h - size[0] + 1)?, start(w - size[1] + 1)?];
+        let matrix = Affine { base: IDENTITY, slopes }.matrix(cx, starts)?;
         Ok(sample(cx, pixel_geometry(dims, size), x, matrix)?.into())
     }
 }

@@ -86,14 +86,16 @@ impl Layer for RandomFlip {
         if mode != FlipMode::Horizontal {
             slopes[1] = [0.0, 0.0, 0.0, 0.0, -2.0, (h - 1) as f64];
         }
-        let maps = Affine { base: IDENTITY, slopes }.declare(cx);
         if !cx.training() {
             return Ok(x.into());
         }
-        let u = uniform(cx, &[2])?;
-        let half = cx.graph().scalar(0.5);
-        let flips = cx.graph().binary(Binary::Gt, half, u)?;
-        let matrix = maps.matrix(cx, flips)?;
+        let mut flip = || -> Result<NodeId> {
+            let u = uniform(cx, &[1])?;
+            let half = cx.graph().scalar(0.5);
+            Ok(cx.graph().binary(Binary::Gt, half, u)?)
+        };
+        let flips = [flip()?, flip()?];
+        let matrix = Affine { base: IDENTITY, slopes }.matrix(cx, flips)?;
         Ok(sample(cx, pixel_geometry(dims, [h, w]), x, matrix)?.into())
     }
 }

@@ -4,7 +4,7 @@
 use super::super::support::DataFormat;
 use super::affine::{Affine, Interpolation, SamplingOptions, sample};
 use super::random_translation::{bilinear, reflect};
-use super::{Factor, float_image, uniform};
+use super::{Augmentation, Factor, augment, image_dims, uniform_between};
 use crate::by_name::ByName;
 use crate::config::{self, setters};
 use crate::data::FillMode;
@@ -14,7 +14,7 @@ use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::f64::consts::{FRAC_PI_2, TAU};
+use std::f64::consts::TAU;
 
 /// Randomly rotates images in training.
 ///
@@ -65,6 +65,13 @@ impl RandomRotation {
     }
 }
 
+impl RandomRotation {
+    fn options(&self) -> SamplingOptions<'_> {
+        let Self { fill_mode, interpolation, fill_value, .. } = self;
+        SamplingOptions { fill_mode, interpolation, fill_value: *fill_value }
+    }
+}
+
 impl Layer for RandomRotation {
     fn class_name(&self) -> &'static str {
         "RandomRotation"
@@ -76,28 +83,31 @@ impl Layer for RandomRotation {
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        let [low, high] = self.factor.within_unit(cx, "factor")?;
-        let (x, dims) = float_image(cx, inputs)?;
+        augment(self, cx, inputs)
+    }
+}
+
+impl Augmentation for RandomRotation {
+    fn check(&self, cx: &LayerContext<'_>, dims: [usize; 3]) -> Result<()> {
+        self.factor.within_unit(cx, "factor")?;
+        self.options().geometry(cx, dims).map(|_| ())
+    }
+
+    fn draw(&self, cx: &mut LayerContext<'_>, _: [usize; 3]) -> Result<Vec<NodeId>> {
+        let turns = uniform_between(cx, &[1], self.factor.ends())?;
+        Ok(vec![cx.graph().scale(turns, TAU)?])
+    }
+
+    fn apply(&self, cx: &mut LayerContext<'_>, x: NodeId, drawn: &[NodeId]) -> Result<NodeId> {
+        let dims = image_dims(cx, x);
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
-        let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
-        let geom = reading.geometry(cx, dims)?;
         // A rotation about the center, from the cosine and sine of its angle.
         let slopes = [[1.0, 0.0, -mx, 0.0, 1.0, -my], [0.0, -1.0, my, 1.0, 0.0, -mx]];
         let base = [0.0, 0.0, mx, 0.0, 0.0, my];
-        let maps = Affine { base, slopes }.declare(cx);
-        let quarter = cx.constant("quarter", &[2], vec![FRAC_PI_2 as f32, 0.0]);
-        if !cx.training() {
-            return Ok(x.into());
-        }
-        let u = uniform(cx, &[1])?;
         let g = cx.graph();
-        let angle = g.scale(u, TAU * (high - low))?;
-        let angle = g.offset(angle, TAU * low)?;
-        // cos a = sin(a + π/2)
-        let both = g.add(angle, quarter)?;
-        let both = g.unary(Unary::Sin, both)?;
-        let matrix = maps.matrix(cx, both)?;
-        Ok(sample(cx, geom, x, matrix)?.into())
+        let (cos, sin) = (g.unary(Unary::Cos, drawn[0])?, g.unary(Unary::Sin, drawn[0])?);
+        let matrix = Affine { base, slopes }.matrix(cx, [cos, sin])?;
+        let geom = self.options().geometry(cx, dims)?;
+        sample(cx, geom, x, matrix)
     }
 }

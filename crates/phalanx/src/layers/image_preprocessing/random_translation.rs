@@ -2,8 +2,8 @@
 //! identity. The output has the shape of the input.
 
 use super::super::support::DataFormat;
-use super::affine::{Affine, IDENTITY, Interpolation, SamplingOptions};
-use super::{Factor, float_image};
+use super::affine::{Affine, IDENTITY, Interpolation, SamplingOptions, sample};
+use super::{Augmentation, Factor, augment, image_dims, uniform_between};
 use crate::by_name::ByName;
 use crate::config::setters;
 use crate::data::FillMode;
@@ -75,18 +75,40 @@ impl RandomTranslation {
     }
 }
 
+impl RandomTranslation {
+    fn options(&self) -> SamplingOptions<'_> {
+        let Self { fill_mode, interpolation, fill_value, .. } = self;
+        SamplingOptions { fill_mode, interpolation, fill_value: *fill_value }
+    }
+}
+
 impl Layer for RandomTranslation {
     keras_class!("RandomTranslation");
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
-        let down = self.height_factor.within_unit(cx, "height_factor")?;
-        let right = self.width_factor.within_unit(cx, "width_factor")?;
-        let (x, dims) = float_image(cx, inputs)?;
+        augment(self, cx, inputs)
+    }
+}
+
+impl Augmentation for RandomTranslation {
+    fn check(&self, cx: &LayerContext<'_>, dims: [usize; 3]) -> Result<()> {
+        self.height_factor.within_unit(cx, "height_factor")?;
+        self.width_factor.within_unit(cx, "width_factor")?;
+        self.options().geometry(cx, dims).map(|_| ())
+    }
+
+    fn draw(&self, cx: &mut LayerContext<'_>, _: [usize; 3]) -> Result<Vec<NodeId>> {
+        let down = uniform_between(cx, &[1], self.height_factor.ends())?;
+        let right = uniform_between(cx, &[1], self.width_factor.ends())?;
+        Ok(vec![down, right])
+    }
+
+    fn apply(&self, cx: &mut LayerContext<'_>, x: NodeId, drawn: &[NodeId]) -> Result<NodeId> {
+        let dims = image_dims(cx, x);
         let [h, w, _] = dims.map(|d| d as f64);
-        let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
-        let geom = reading.geometry(cx, dims)?;
         let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, -h], [0.0, 0.0, -w, 0.0, 0.0, 0.0]];
-        Ok(Affine { base: IDENTITY, slopes }.sample_randomly(cx, geom, x, [down, right])?.into())
+        let matrix = Affine { base: IDENTITY, slopes }.matrix(cx, [drawn[0], drawn[1]])?;
+        let geom = self.options().geometry(cx, dims)?;
+        sample(cx, geom, x, matrix)
     }
 }

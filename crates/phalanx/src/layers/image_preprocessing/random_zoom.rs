@@ -2,9 +2,9 @@
 //! shape of the input.
 
 use super::super::support::DataFormat;
-use super::affine::{Affine, IDENTITY, Interpolation, SamplingOptions};
+use super::affine::{Affine, IDENTITY, Interpolation, SamplingOptions, sample};
 use super::random_translation::{bilinear, reflect};
-use super::{Factor, float_image};
+use super::{Factor, float_image, uniform_between};
 use crate::by_name::ByName;
 use crate::config::setters;
 use crate::data::FillMode;
@@ -92,17 +92,21 @@ impl Layer for RandomZoom {
         let geom = reading.geometry(cx, dims)?;
         // The changes of height and width.
         let (down, across) = ([0.0, 0.0, 0.0, 0.0, 1.0, -my], [1.0, 0.0, -mx, 0.0, 0.0, 0.0]);
+        if !cx.training() {
+            return Ok(x.into());
+        }
         let base = IDENTITY;
-        let y = match width {
+        let vertical = uniform_between(cx, &[1], height)?;
+        let matrix = match width {
             Some(width) => {
-                let slopes = [down, across];
-                Affine { base, slopes }.sample_randomly(cx, geom, x, [height, width])
+                let horizontal = uniform_between(cx, &[1], width)?;
+                Affine { base, slopes: [down, across] }.matrix(cx, [vertical, horizontal])?
             }
             None => {
                 let both = std::array::from_fn(|k| down[k] + across[k]);
-                Affine { base, slopes: [both] }.sample_randomly(cx, geom, x, [height])
+                Affine { base, slopes: [both] }.matrix(cx, [vertical])?
             }
         };
-        Ok(y?.into())
+        Ok(sample(cx, geom, x, matrix)?.into())
     }
 }
