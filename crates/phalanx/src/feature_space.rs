@@ -197,6 +197,9 @@ struct Cross {
     output: FeatureOutput,
 }
 
+/// The inputs of a model, and its encoded features with their names.
+type Encoded = (Vec<Symbol>, Vec<(String, Symbol)>);
+
 /// The form of all encoded features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FeatureSpaceOutput {
@@ -234,7 +237,7 @@ pub struct FeatureSpace {
     crosses: Vec<Cross>,
     output: FeatureSpaceOutput,
     /// The model's inputs and encoded features, once the features have learned.
-    symbols: Option<(Vec<Symbol>, Vec<(String, Symbol)>)>,
+    symbols: Option<Encoded>,
 }
 
 impl FeatureSpace {
@@ -298,7 +301,7 @@ impl FeatureSpace {
     }
 
     /// Applies the layers. Returns the inputs and the encoded features.
-    fn build(&self) -> Result<(Vec<Symbol>, Vec<(String, Symbol)>)> {
+    fn build(&self) -> Result<Encoded> {
         let owner = "FeatureSpace";
         if self.features.is_empty() {
             return Err(Error::argument(owner, "features", "at least one", "none"));

@@ -2,7 +2,8 @@
 //!
 //! Threads of the data compute these calls. Their results, and the inputs that other layers read, are the feeds of a step.
 
-use super::definition::{Definition, Fed};
+use super::definition::Definition;
+use super::feeds::Fed;
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::data::{Samples, Text};
 use crate::error::{Error, Result};

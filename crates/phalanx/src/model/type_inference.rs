@@ -28,7 +28,7 @@ impl Definition {
 
     /// Returns the shapes of what a step is fed with, with examples of open sizes.
     pub(crate) fn example_shapes(&self) -> Vec<Vec<usize>> {
-        self.shapes_with(self.example)
+        self.shapes_with(self.fed.example)
     }
 
     fn shapes_with(&self, open: usize) -> Vec<Vec<usize>> {
@@ -66,7 +66,7 @@ impl Definition {
         for probe in PROBES {
             match self.infer_pair(probe) {
                 Ok(types) => {
-                    self.example = probe[0];
+                    self.fed.example = probe[0];
                     return Ok(types);
                 }
                 Err(failed) => {

@@ -189,7 +189,8 @@ impl HostLayer for Discretization {
         let samples = one_input(owner, inputs)?;
         let ty = self.output_type(owner, &[RowType::of(samples)])?;
         let boundaries = self.boundaries(owner)?;
-        let bin = |x: &f32| boundaries.partition_point(|b| !(x < b)) as i64;
+        // A NaN is not below any boundary.
+        let bin = |x: &f32| boundaries.partition_point(|b| x.is_nan() || x >= b) as i64;
         let each: Vec<i64> = floats(samples).iter().map(bin).collect();
         let rows = each.chunks_exact(samples.row_len().max(1)).map(|row| Ok(row.iter().copied()));
         Ok(self.output_mode.encode(owner, &ty, rows)?.into())

@@ -16,7 +16,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 
 /// The key that TensorFlow's hash of crossed features starts with.
-const HASH_KEY: u64 = 0xDECA_FCAF_FE;
+const HASH_KEY: u64 = 0x00DE_CAFC_AFFE;
 
 /// Crosses categories.
 ///

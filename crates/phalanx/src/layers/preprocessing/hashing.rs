@@ -153,7 +153,7 @@ impl HostLayer for Hashing {
     fn run(&self, owner: &str, inputs: &[Samples]) -> Result<Samples> {
         let samples = one_input(owner, inputs)?;
         let input = RowType::of(samples);
-        let ty = self.output_type(owner, &[input.clone()])?;
+        let ty = self.output_type(owner, std::slice::from_ref(&input))?;
         let masked = self.is_masked(owner, samples)?;
         // A single bin cannot be kept for padding.
         let keeps = self.mask_value.is_some() && self.num_bins > 1;

@@ -111,7 +111,7 @@ impl BatchChecks {
     pub(super) fn check(&self, batch: &HostBatch, shape: &BatchShape, targets: bool) -> Result<()> {
         let rows = batch.local_len();
         self.check_count("inputs", self.def.fed.len(), batch.inputs.len())?;
-        for (i, (t, fed)) in batch.inputs.iter().zip(&self.def.fed).enumerate() {
+        for (i, (t, fed)) in batch.inputs.iter().zip(self.def.fed.iter()).enumerate() {
             let what = format!("input '{}'", fed.name);
             if batch.strings.get(i).is_some_and(Option::is_some) {
                 let owner = format!("model '{}'", self.def.name);

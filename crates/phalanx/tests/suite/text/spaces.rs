@@ -40,7 +40,7 @@ fn a_feature_space_encodes_a_table_as_keras() {
         table.iter().find(|(known, _)| known == name).map(|(_, column)| column.clone()).unwrap()
     };
     let columns: Vec<Samples> = model.input_names().iter().map(column).collect();
-    let encoded = model.predict(&Arrays::new(columns.clone(), ()).unwrap()).unwrap();
+    let encoded = model.predict(Arrays::new(columns.clone(), ()).unwrap()).unwrap();
     let wrong = differs(&encoded.into(), &samples(&case["encoded"]), 1e-5);
     assert!(wrong.is_none(), "{}", wrong.unwrap_or_default());
     // A file of the model gives the same.

@@ -11,7 +11,8 @@ pub fn cases() -> Vec<Case> {
     let value = |(name, value, cause): (&str, Value, &'static str)| {
         text((name, value.to_string().into_bytes(), cause))
     };
-    texts().into_iter().map(text).chain(values().into_iter().map(value)).collect()
+    let values = values().into_iter().chain(strings()).map(value);
+    texts().into_iter().map(text).chain(values).collect()
 }
 
 fn texts() -> Vec<(&'static str, Vec<u8>, &'static str)> {
@@ -58,12 +59,6 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
     let square = json!([null, 4194305, 4194305, 211106198978564u64]);
     let one = |operands: &[(&str, u64)]| graph("net", vec![call(dense(), operands)], ("dense", 0));
     let long = "a".repeat(1_000_000);
-    let strings = |class: &str, config: Value| {
-        let input = json!({ "name": "x", "batch_shape": [null, 1], "dtype": "string" });
-        let mut layer = layer(class, config);
-        layer["config"]["name"] = json!("words");
-        sequential("net", [self::layer("InputLayer", input), layer])
-    };
     let shared = |name: &str, id: u64, inside: Vec<Value>| {
         let mut model = sequential(name, inside);
         model["shared_object_id"] = json!(id);
@@ -101,6 +96,25 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
             r"unknown layer '\u{1b}[2J\u{202e}\n'",
         ),
         ("a long class", chain(layer(&long, json!({ "name": "a" }))), "unknown layer"),
+        ("models in models", doubled(), "calls"),
+        ("models that refer to models", referred(&shared, 2, 60), "calls"),
+        ("models deep in models", referred(&shared, 1, 6000), "deep"),
+        ("a layer called without end", called(200_000), "calls"),
+        ("a layer called often", called(49_000), "[4, 3] for [4, 4]"),
+        ("as many layers as there may be", many(19_000), "where 2 belong"),
+    ]
+}
+
+/// Models with inputs of strings.
+fn strings() -> Vec<(&'static str, Value, &'static str)> {
+    let strings = |class: &str, config: Value| {
+        let input = json!({ "name": "x", "batch_shape": [null, 1], "dtype": "string" });
+        let mut layer = layer(class, config);
+        layer["config"]["name"] = json!("words");
+        sequential("net", [self::layer("InputLayer", input), layer])
+    };
+    let big = 1u64 << 40;
+    vec![
         (
             "a vocabulary in another file",
             strings("StringLookup", json!({ "vocabulary": "/etc/passwd" })),
@@ -130,12 +144,6 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
             "ngrams",
         ),
         ("a dense layer on strings", strings("Dense", json!({ "units": 3 })), "strings"),
-        ("models in models", doubled(), "calls"),
-        ("models that refer to models", referred(&shared, 2, 60), "calls"),
-        ("models deep in models", referred(&shared, 1, 6000), "deep"),
-        ("a layer called without end", called(200_000), "calls"),
-        ("a layer called often", called(49_000), "[4, 3] for [4, 4]"),
-        ("as many layers as there may be", many(19_000), "where 2 belong"),
     ]
 }
 

@@ -1,0 +1,118 @@
+//! The names of a model's members: given ones, or numbered ones by class.
+
+use super::definition::Member;
+use super::symbol::{Call, Callee, Symbol};
+use crate::custom::short_class;
+use crate::error::{Error, Result};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+fn same(a: &Callee, b: &Callee) -> bool {
+    match (a, b) {
+        (Callee::Layer(a), Callee::Layer(b)) => a.same(b),
+        (Callee::Model(a), Callee::Model(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    }
+}
+
+/// Converts a class name to Keras' snake case: `Conv2D` is `conv2d`, `MaxPooling2D` `max_pooling2d`.
+pub(crate) fn snake_case(class: &str) -> String {
+    let chars: Vec<char> = class.chars().collect();
+    let mut out = String::new();
+    for (i, c) in chars.iter().enumerate() {
+        let next_lower = chars.get(i + 1).is_some_and(|n| n.is_lowercase());
+        let before_lower = i > 0 && chars[i - 1].is_lowercase();
+        if c.is_uppercase() && i > 0 && (before_lower || next_lower) {
+            out.push('_');
+        }
+        out.extend(c.to_lowercase());
+    }
+    out
+}
+
+/// Names every member, numbering unnamed ones by class. Returns the members and the member index of each call.
+pub(super) fn name_members(
+    model: &str,
+    inputs: &[Symbol],
+    order: &[Arc<Call>],
+) -> Result<(Vec<Member>, Vec<usize>)> {
+    let mut members: Vec<Member> = vec![];
+    let mut index = vec![];
+    let mut taken: HashSet<String> = order.iter().filter_map(|c| given_name(&c.callee)).collect();
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    for call in order {
+        if let Some(i) = members.iter().position(|m| same(&m.callee, &call.callee)) {
+            index.push(i);
+            continue;
+        }
+        let name = match given_name(&call.callee) {
+            Some(name) => {
+                if members.iter().any(|m| m.name == name) {
+                    let owner = format!("model '{model}'");
+                    return Err(Error::argument(owner, "layer names", "each once", name));
+                }
+                name
+            }
+            None => loop {
+                let base = base_name(&call.callee, inputs, call);
+                let n = counts.entry(base.clone()).or_default();
+                let name = if *n == 0 { base } else { format!("{base}_{n}") };
+                *n += 1;
+                if taken.insert(name.clone()) {
+                    break name;
+                }
+            },
+        };
+        index.push(members.len());
+        members.push(Member { name, callee: call.callee.clone() });
+    }
+    Ok((members, index))
+}
+
+/// Default names of unnamed models.
+const DEFAULT_MODEL_NAMES: [&str; 2] = ["functional", "sequential"];
+
+fn given_name(callee: &Callee) -> Option<String> {
+    match callee {
+        Callee::Input(input) => input.name.clone(),
+        Callee::Layer(layer) => layer.given_name().map(str::to_string),
+        Callee::Model(def) => {
+            Some(def.name.clone()).filter(|n| !DEFAULT_MODEL_NAMES.contains(&n.as_str()))
+        }
+    }
+}
+
+fn base_name(callee: &Callee, inputs: &[Symbol], call: &Arc<Call>) -> String {
+    match callee {
+        Callee::Input(_) => {
+            let position = inputs.iter().position(|s| s.id() == Arc::as_ptr(call));
+            position.map_or("input".into(), |i| format!("input_{i}"))
+        }
+        Callee::Layer(layer) => snake_case(short_class(layer.layer().class_name())),
+        Callee::Model(def) => def.name.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::snake_case;
+
+    #[test]
+    fn class_names_become_keras_names() {
+        for (class, name) in [
+            ("Dense", "dense"),
+            ("Conv2D", "conv2d"),
+            ("DepthwiseConv2D", "depthwise_conv2d"),
+            ("BatchNormalization", "batch_normalization"),
+            ("MaxPooling2D", "max_pooling2d"),
+            ("GlobalAveragePooling2D", "global_average_pooling2d"),
+            ("ReLU", "re_lu"),
+            ("LeakyReLU", "leaky_re_lu"),
+            ("ZeroPadding2D", "zero_padding2d"),
+            ("UpSampling2D", "up_sampling2d"),
+            ("SpatialDropout2D", "spatial_dropout2d"),
+        ] {
+            assert_eq!(snake_case(class), name);
+        }
+    }
+}
