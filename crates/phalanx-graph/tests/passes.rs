@@ -5,7 +5,7 @@
 mod networks;
 mod printed;
 
-use networks::{cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp};
+use networks::{cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, sequence};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, Instr as TapeInstr, Unary};
 use phalanx_graph::passes::{fuse_elementwise, fuse_epilogues, optimize, simplify};
@@ -497,4 +497,17 @@ fn a_layer_that_is_kept_wide_stores_32_bit_floats() {
         assert_eq!(stored("first"), "bf16", "{text}");
         assert_eq!(stored("second"), if wide { "f32" } else { "bf16" }, "{text}");
     }
+}
+
+#[test]
+fn programs_for_several_lengths_have_the_same_parameters() {
+    let program = |length| {
+        let options = Options { split_rules: RULES, ..Options::new(TWO, 8) };
+        Program::compile(sequence(length, momentum(None)), options).expect("compiles")
+    };
+    let (short, long) = (program(3), program(7));
+    let names = |p: &Program| p.params().iter().map(|p| (p.name.clone(), p.dims.clone())).collect();
+    let (a, b): (Vec<_>, Vec<_>) = (names(&short), names(&long));
+    assert_eq!(a, b);
+    assert!(short.to_string() != long.to_string());
 }

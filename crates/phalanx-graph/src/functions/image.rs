@@ -328,13 +328,11 @@ pub fn perspective(
     for row in &from_square {
         // The row of the product, applied to (x, y, 1).
         let mut entries = vec![];
-        for column in 0..3 {
-            let mut sum = g.mul(row[0], to_square[0][column])?;
-            for k in 1..3 {
-                let part = g.mul(row[k], to_square[k][column])?;
-                sum = g.add(sum, part)?;
-            }
-            entries.push(sum);
+        let [first, second, third] = &to_square;
+        for ((a, b), c) in first.iter().zip(second).zip(third) {
+            let (a, b, c) = (g.mul(row[0], *a)?, g.mul(row[1], *b)?, g.mul(row[2], *c)?);
+            let sum = g.add(a, b)?;
+            entries.push(g.add(sum, c)?);
         }
         let along = g.mul(entries[0], grid[0])?;
         let down = g.mul(entries[1], grid[1])?;
