@@ -29,7 +29,7 @@ pub enum ModelKind {
     /// A network that comes with Phalanx.
     Network(Network),
     /// A model of the user.
-    File(ModelFile),
+    File(Box<ModelFile>),
 }
 
 /// The options for compiling a model.
@@ -53,7 +53,9 @@ impl ModelSpec {
     pub fn from_arg(arg: &ModelArg, weights: Option<&Path>) -> Result<ModelSpec> {
         let (kind, model_path) = match arg {
             ModelArg::Network(network) => (ModelKind::Network(*network), None),
-            ModelArg::File(path) => (ModelKind::File(ModelFile::open(path)?), Some(path.as_path())),
+            ModelArg::File(path) => {
+                (ModelKind::File(Box::new(ModelFile::open(path)?)), Some(path.as_path()))
+            }
         };
         let preprocessing = match weights.or(model_path) {
             Some(path) => Preprocessing::read(path)?,
@@ -83,7 +85,7 @@ impl ModelSpec {
         };
         let (kind, weights) = match named {
             _ if has_layers && (preprocessing.is_some() || is_model_format) => {
-                (ModelKind::File(ModelFile::open(path)?), None)
+                (ModelKind::File(Box::new(ModelFile::open(path)?)), None)
             }
             Some(network) => (ModelKind::Network(network), Some(path.into())),
             None => bail!(
