@@ -407,16 +407,15 @@ fn masked_attention() -> Model {
 #[test]
 fn sequence_models_have_the_gradients_of_one_device_for_every_remainder() {
     // The mean over no valid step is NaN, as in Keras.
-    let cases: [(fn() -> Model, &[usize], usize); 2] =
-        [(masked_recurrent, &[5, 2], 0), (masked_attention, &[2], 1)];
-    for (model, target, least) in cases {
+    let recurrent: fn() -> Model = masked_recurrent;
+    for (model, target, least) in [(recurrent, vec![5, 2], 0), (masked_attention, vec![2], 1)] {
         let single = compiled(model(), "mse", &one_device());
         for replicas in 1..=3 {
             let strategy = MirroredStrategy::cpus(replicas).unwrap();
             let several = compiled(model(), "mse", &strategy);
             for rows in 1..=9 {
                 let x = tokens(rows, 5, least);
-                let y = noise(7, &[&[rows], target].concat());
+                let y = noise(7, &[vec![rows], target.clone()].concat());
                 let expected = single.gradients(&x, &y).unwrap();
                 let received = several.gradients(&x, &y).unwrap();
                 for ((name, r), (_, e)) in received.iter().zip(&expected) {

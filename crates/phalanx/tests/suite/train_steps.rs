@@ -345,7 +345,8 @@ fn a_wrong_description_is_refused() {
         let step = TrainStep::new("odd").input("x", Input::new([5])).model("net", &model);
         step.optimizer("sgd", "sgd")
     };
-    let cases: [(&str, fn(&mut StepContext<'_>) -> Result<()>); 8] = [
+    type Body = fn(&mut StepContext<'_>) -> Result<()>;
+    let cases: [(&str, Body); 8] = [
         ("training step 'odd': step: expected one call of minimize or more, received none", |_| {
             Ok(())
         }),
