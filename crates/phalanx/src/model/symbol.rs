@@ -20,6 +20,8 @@ pub struct Input {
     pub dtype: DType,
     /// Whether the elements are strings.
     pub text: bool,
+    /// The element type in files, if it is another: `int64` or `bool`, for example.
+    pub declared: Option<&'static str>,
     /// The name set by the user, if any.
     pub name: Option<String>,
     /// The sizes that [`Model::with_input_shapes`](super::Model::with_input_shapes) gave to the shape. Files still
@@ -43,7 +45,8 @@ impl Input {
     /// ```
     pub fn new(shape: impl Into<Shape>) -> Input {
         let shape = shape.into();
-        Input { shape, dtype: DType::F32, text: false, name: None, given: None }
+        let (text, declared) = (false, None);
+        Input { shape, dtype: DType::F32, text, declared, name: None, given: None }
     }
 
     /// Makes the elements integers, for embeddings.

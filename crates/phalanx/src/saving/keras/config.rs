@@ -188,7 +188,11 @@ impl Writer {
     }
 
     fn input(&self, name: &str, input: &Input) -> Map<String, Value> {
-        let dtype = if input.text { "string" } else { dtype(input.dtype) };
+        let dtype = match input.declared {
+            Some(declared) => declared,
+            None if input.text => "string",
+            None => dtype(input.dtype),
+        };
         let config = json!({ "batch_shape": shape(&input.shape), "dtype": dtype,
                              "sparse": false, "name": name });
         self.object("keras.layers", "InputLayer", config)

@@ -283,16 +283,33 @@ fn input(object: &Object<'_>) -> Result<Input> {
     if object.config.get("dtype").and_then(policy_name) == Some("string") {
         return Ok(input.strings());
     }
-    input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy_name) {
-        Some("float32") => DType::F32,
-        Some("int32" | "int64" | "int16" | "int8" | "uint8" | "uint16" | "uint32") => DType::I32,
-        other => {
-            let received = other.unwrap_or("another kind of value");
-            return Err(Error::argument(owner, "dtype", "float32, integers or string", received));
-        }
+    let dtype = object.config.get("dtype").map_or(Some("float32"), policy_name);
+    let known = dtype.and_then(|dtype| INPUT_TYPES.iter().find(|(name, _)| *name == dtype));
+    let Some((name, dtype)) = known else {
+        let received = dtype.unwrap_or("another kind of value");
+        let expected = "string, bool, integers, float32 or floats of 16 bits";
+        return Err(Error::argument(owner, "dtype", expected, received));
     };
+    input.dtype = *dtype;
+    input.declared = Some(*name).filter(|name| !matches!(*name, "float32" | "int32"));
     Ok(input)
 }
+
+/// The element types of inputs, and those that stand for them. Layers compute in 32-bit floats, and truth values are 0
+/// and 1.
+const INPUT_TYPES: [(&str, DType); 11] = [
+    ("float32", DType::F32),
+    ("float16", DType::F32),
+    ("bfloat16", DType::F32),
+    ("bool", DType::F32),
+    ("int32", DType::I32),
+    ("int64", DType::I32),
+    ("int16", DType::I32),
+    ("int8", DType::I32),
+    ("uint8", DType::I32),
+    ("uint16", DType::I32),
+    ("uint32", DType::I32),
+];
 
 fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let name = object.name().unwrap_or(object.class);
