@@ -122,6 +122,9 @@ trait Decay {
 
     /// Checks the options.
     fn validate(&self) -> Result<()>;
+
+    /// The options that are learning rates.
+    fn rates(&mut self) -> Vec<&mut f64>;
 }
 
 /// Declares [`Schedule`] with a variant for each schedule, which is a learning rate by itself too.
@@ -147,6 +150,12 @@ macro_rules! schedules {
             pub fn validate(&self) -> Result<()> {
                 match self {
                     $(Schedule::$class(schedule) => schedule.validate(),)+
+                }
+            }
+
+            fn rates(&mut self) -> Vec<&mut f64> {
+                match self {
+                    $(Schedule::$class(schedule) => schedule.rates(),)+
                 }
             }
         }
@@ -192,6 +201,10 @@ impl PolynomialDecay {
 }
 
 impl Decay for PolynomialDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate, &mut self.end_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let steps = self.decay_steps as f64;
@@ -236,6 +249,10 @@ impl CosineDecay {
 }
 
 impl Decay for CosineDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        std::iter::once(&mut self.initial_learning_rate).chain(&mut self.warmup_target).collect()
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let (top, warmup) = match self.warmup_target {
@@ -276,6 +293,10 @@ impl CosineDecayRestarts {
 }
 
 impl Decay for CosineDecayRestarts {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let periods = step / self.first_decay_steps as f64;
@@ -315,6 +336,10 @@ impl ExponentialDecay {
 }
 
 impl Decay for ExponentialDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let p = quotient(step, self.decay_steps, self.staircase);
@@ -341,6 +366,10 @@ impl InverseTimeDecay {
 }
 
 impl Decay for InverseTimeDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let p = quotient(step, self.decay_steps, self.staircase);
@@ -362,6 +391,10 @@ impl PiecewiseConstantDecay {
 }
 
 impl Decay for PiecewiseConstantDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        self.values.iter_mut().collect()
+    }
+
     fn at(&self, step: u64) -> f64 {
         let passed = self.boundaries.iter().take_while(|b| step > **b).count();
         // `validate` has checked that there is one value more than there are boundaries.
@@ -383,6 +416,25 @@ impl Decay for PiecewiseConstantDecay {
 }
 
 impl LearningRate {
+    /// The rate multiplied by a factor at every step.
+    ///
+    /// ```
+    /// use phalanx::schedules::{LearningRate, PolynomialDecay};
+    ///
+    /// let rate: LearningRate = PolynomialDecay::new(0.1, 10).into();
+    /// assert_eq!(rate.clone().scaled(4.0).at(3), 4.0 * rate.at(3));
+    /// ```
+    #[must_use]
+    pub fn scaled(mut self, factor: f64) -> LearningRate {
+        match &mut self {
+            LearningRate::Constant(rate) => *rate *= factor,
+            LearningRate::Schedule(schedule) => {
+                schedule.rates().into_iter().for_each(|rate| *rate *= factor);
+            }
+        }
+        self
+    }
+
     /// The rate at a step; the first step is 0.
     pub fn at(&self, step: u64) -> f64 {
         match self {

@@ -67,20 +67,37 @@ impl Embedding {
     }
 }
 
-impl Layer for Embedding {
-    keras_class!("Embedding");
+impl Embedding {
+    /// The number of vectors and their length.
+    pub(super) fn sizes(&self) -> [usize; 2] {
+        [self.input_dim, self.output_dim]
+    }
 
-    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
+    /// The initializer of the table.
+    pub(super) fn initializer(&self) -> &ByName<Initializer> {
+        &self.embeddings_initializer
+    }
+
+    /// Checks the sizes and declares the table.
+    pub(super) fn declare(&self, cx: &mut LayerContext<'_>) -> Result<NodeId> {
         check_at_least_one(cx, "input_dim", self.input_dim)?;
         check_at_least_one(cx, "output_dim", self.output_dim)?;
-        let x = single(cx, inputs)?;
-        let index = cx.graph().cast(x, DType::I32)?;
         let table = WeightOptions {
             initializer: &self.embeddings_initializer,
             regularizer: &self.embeddings_regularizer,
             constraint: &self.embeddings_constraint,
         };
-        let table = table.weight(cx, "embeddings", &[self.input_dim, self.output_dim])?;
+        table.weight(cx, "embeddings", &[self.input_dim, self.output_dim])
+    }
+
+    /// The rows of a table at the indices `x`, and their mask if zero is padding.
+    pub(super) fn look_up(
+        &self,
+        cx: &mut LayerContext<'_>,
+        table: NodeId,
+        x: NodeId,
+    ) -> Result<Outputs> {
+        let index = cx.graph().cast(x, DType::I32)?;
         let y = Outputs::from(cx.graph().push(Op::Gather, &[table, index])?);
         if !self.mask_zero {
             return Ok(y);
@@ -88,5 +105,15 @@ impl Layer for Embedding {
         let zero = cx.graph().scalar(0.0);
         let index = cx.graph().cast(x, DType::F32)?;
         Ok(y.masked(Some(not_equal(cx.graph(), index, zero)?)))
+    }
+}
+
+impl Layer for Embedding {
+    keras_class!("Embedding");
+
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
+        let x = single(cx, inputs)?;
+        let table = self.declare(cx)?;
+        self.look_up(cx, table, x)
     }
 }

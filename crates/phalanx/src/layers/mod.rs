@@ -34,6 +34,7 @@ mod pooling;
 mod repeat_vector;
 mod rescaling;
 mod reshape;
+mod reversible_embedding;
 mod rms_normalization;
 mod rnn;
 mod separable_conv;
@@ -144,6 +145,7 @@ registry! {
     repeat_vector { RepeatVector required ["n"] }
     rescaling { Rescaling required ["scale"] }
     reshape { Reshape required ["target_shape"] }
+    reversible_embedding { ReversibleEmbedding required ["input_dim", "output_dim"] }
     rnn::bidirectional { Bidirectional required ["layer"] }
     rnn::gru { GRU required ["units"] }
     rnn::lstm { LSTM required ["units"] }
