@@ -59,10 +59,16 @@ def canonical(value):
     return json.dumps(int(value) if isinstance(value, float) else value)
 
 
+# What Keras adds when it saves, and options at their defaults that Phalanx reads but does not write.
+DROPPED = (
+    "kwargs build_config compile_config optional ragged sparse input_axes output_axes renorm renorm_clipping renorm_momentum "
+    "quantization_config"
+).split()
+
+
 def stripped(value):
-    """A config without what Keras adds when it saves: the build shapes of layers, `mask`, `training`."""
     if isinstance(value, dict):
-        return {k: stripped(v) for k, v in value.items() if k not in ("kwargs", "build_config", "compile_config")}
+        return {k: stripped(v) for k, v in value.items() if k not in DROPPED}
     return [stripped(v) for v in value] if isinstance(value, list) else value
 
 

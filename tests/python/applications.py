@@ -127,9 +127,11 @@ def faults(name, directory):
     if np.ptp(logits, axis=0).max() < 1e-3 * np.abs(logits).max():
         yield "the logits do not depend on the images"
     nudged = [w * (1 + rng.uniform(-(2.0**-22), 2.0**-22, w.shape).astype("float32")) for w in start]
+    model.set_weights(nudged)
+    nudged_logits = np.asarray(model.predict_on_batch(x), "float32")
     other_losses, other = train(model, nudged, x, y)
     spread = [np.abs((b - a) - (n - s)).max() if a.size else 0 for a, b, s, n in zip(trained, other, start, nudged)]
-    tensors = {"x0": x, "y0": y, "p0": logits, "losses": losses, "losses_nudged": other_losses}
+    tensors = {"x0": x, "y0": y, "p0": logits, "p0_nudged": nudged_logits, "losses": losses, "losses_nudged": other_losses}
     check_files.save_tensors(path("safetensors"), tensors)
     config = check_files.config(model)
     del model, nudged, other

@@ -47,7 +47,7 @@ fn convolutions(x: &Symbol, filters: usize) -> Symbol {
     let mut x = x.clone();
     for _ in 0..2 {
         let y = Conv2D::new(filters, 3).padding("same").use_bias(false).apply(&x);
-        x = Activation::new("relu").apply(BatchNormalization::new().apply(&y));
+        x = Activation::new("relu").apply(BatchNormalization::new().momentum(0.9).apply(&y));
     }
     x
 }

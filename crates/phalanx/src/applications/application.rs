@@ -387,7 +387,7 @@ impl Application {
     /// The model without pretrained weights.
     pub(super) fn model(&self) -> Result<Model> {
         let [height, width, channels] = self.input();
-        let inputs = Input::new([height, width, channels]).symbol();
+        let inputs = Input::new([height, width, channels]).named("input_layer").symbol();
         let f = Features { x: inputs.clone(), channels, sides: [height, width] };
         let outputs = match self.architecture.family {
             Family::ResNet { blocks, v2 } => resnet::build(blocks, v2, self, f),

@@ -164,7 +164,8 @@ pub(super) fn load(app: Application, path: &Path) -> Result<Model> {
         app.resnet_epsilon = Some(OLD_RESNET_EPSILON);
     }
     let model = app.model()?;
-    let top = Top { layers: top_layers(&app, &model)?, load: app.pretrained_top() };
+    let top =
+        Top { layers: top_layers(&app, &model)?, load: !app.include_top || app.pretrained_top() };
     saving::load_with_top(&model, path, top)?;
     Ok(model)
 }

@@ -16,7 +16,12 @@ fn check_application(path: &Path) -> std::result::Result<(), String> {
     let rows = |step: usize| step * size..(step + 1) * size;
     let batch = |step: usize| (x.slice_rows(rows(step)), y.slice_rows(rows(step)));
     let output = model.predict(x).map_err(said)?;
-    compare_within(TOLERANCE, "logits", &tensors["p0"], &output)?;
+    // Rounding alone moves the logits of some networks by more than the tolerance.
+    let [logits, nudged] = ["p0", "p0_nudged"].map(|name| tensors[name].f32().unwrap());
+    let largest = logits.iter().fold(1.0f32, |m, v| m.max(v.abs()));
+    let moved = logits.iter().zip(nudged).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+    let tolerance = TOLERANCE.max(4.0 * moved / largest);
+    compare_within(tolerance, "logits", &tensors["p0"], &output)?;
     model.save(path.with_extension("back.keras")).map_err(said)?;
     let losses = [&tensors["losses"], &tensors["losses_nudged"]].map(|t| t.f32().unwrap());
     for (step, (expected, nudged)) in losses[0].iter().zip(losses[1]).enumerate() {

@@ -28,9 +28,19 @@ impl Oracle<'_> {
         self.case.json["weights"].as_array().unwrap()
     }
 
-    fn index(&self, name: &str) -> usize {
-        let found = self.recipes().iter().position(|r| r["name"] == name);
-        found.unwrap_or_else(|| panic!("{}: Keras has no weight '{name}'", self.case.name))
+    /// The fixture's index of each of our weights: those of a layer are in Keras' order.
+    fn indices<'n>(&self, names: impl Iterator<Item = &'n String>) -> Vec<usize> {
+        let layer = |name: &str| name.split('/').next().unwrap_or_default().to_string();
+        let mut taken = vec![false; self.recipes().len()];
+        let find = |name: &String| {
+            let same =
+                |i: &usize| layer(self.recipes()[*i]["name"].as_str().unwrap()) == layer(name);
+            let next = (0..taken.len()).find(|i| !taken[*i] && same(i));
+            let next = next.unwrap_or_else(|| panic!("{}: no weight '{name}'", self.case.name));
+            taken[next] = true;
+            next
+        };
+        names.map(find).collect()
     }
 
     fn input(&self, i: usize, spec: &Value, step: u64) -> Tensor {
@@ -70,8 +80,9 @@ impl Oracle<'_> {
         let loss = SparseCategoricalCrossentropy::default().from_logits(true);
         model.compile(Compile::new(optimizer).loss(loss).strategy(strategy.clone())).unwrap();
         assert_eq!(model.count_params() as u64, self.case.json["parameters"].as_u64().unwrap());
-        let weight = |(name, _): &(String, Tensor)| {
-            let recipe = &self.recipes()[self.index(name)];
+        let own = model.weights().unwrap();
+        let weight = |index: usize| {
+            let recipe = &self.recipes()[index];
             let scale = recipe["scale"].as_f64().unwrap() as f32;
             let mut tensor =
                 uniform(recipe["seed"].as_u64().unwrap(), scale, &sizes(&recipe["shape"]));
@@ -80,7 +91,8 @@ impl Oracle<'_> {
             }
             tensor
         };
-        let weights: Vec<Tensor> = model.weights().unwrap().iter().map(weight).collect();
+        let indices = self.indices(own.iter().map(|(name, _)| name));
+        let weights: Vec<Tensor> = indices.into_iter().map(weight).collect();
         assert_eq!(weights.len(), self.recipes().len(), "{}: weights", self.case.name);
         model.set_weights(&weights).unwrap();
         model
@@ -153,8 +165,8 @@ impl Oracle<'_> {
         let gradients = self.gradients(strategy);
         assert_eq!(gradients.len(), self.recipes().len(), "{}: gradients", self.case.name);
         let mut of_gradients = 0.0f64;
-        for (name, gradient) in &gradients {
-            let i = self.index(name);
+        let indices = self.indices(gradients.iter().map(|(name, _)| name));
+        for ((name, gradient), i) in gradients.iter().zip(indices) {
             let slack = SPREADS * self.number("grad_spread", i);
             let values = gradient.f32().unwrap();
             let what = format!("gradient of {name}");
