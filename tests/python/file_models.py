@@ -269,6 +269,8 @@ def optimizers_of_every_kind():
         "adagrad": O.Adagrad(0.05), "nadam": O.Nadam(0.01), "lion": O.Lion(0.01),
         "adadelta": O.Adadelta(0.5), "adamax": O.Adamax(0.01), "ftrl": O.Ftrl(0.05, l1_regularization_strength=0.01),
         "schedule_free": O.ScheduleFreeAdamW(0.01, warmup_steps=3, use_ema=True),
+        "lamb": O.Lamb(0.01, use_ema=True), "adafactor": O.Adafactor(0.01), "muon": O.Muon(0.01),
+        "multi": O.MultiOptimizer(O.OptimizerMap(O.SGD(0.1), {".*kernel": O.Adam(0.01), ".*none": O.Lion()})),
         "accumulated": O.Adam(0.01, gradient_accumulation_steps=3),
         # Saved between two updates, so the file contains accumulated gradients.
         "accumulated_midway": O.Adam(0.01, gradient_accumulation_steps=2),

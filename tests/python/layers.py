@@ -25,6 +25,13 @@ def random_weight(rng, weight):
     return normal(rng, *weight.shape) * np.float32(0.5)
 
 
+def weights_of(layer):
+    """The weights, each once. Keras lists the kernel of a wrapped layer before the wrapper's own weights."""
+    if isinstance(layer, L.SpectralNormalization):
+        return [*layer.layer.weights, layer.vector_u]
+    return layer.weights
+
+
 def run(layer, inputs, seed, training):
     """Output, gradients of sum(output * seed) and the weights after one call."""
     takes_training = "training" in inspect.signature(layer.call).parameters
@@ -50,7 +57,8 @@ def add_case(fixture, spec):
     rng = rng_for(name)
     layer = spec["layer"](name=name, **spec["kwargs"])
     layer.build(shapes if len(shapes) > 1 else shapes[0])
-    layer.set_weights([random_weight(rng, w) for w in layer.weights])
+    for weight in weights_of(layer):
+        weight.assign(random_weight(rng, weight))
     inputs = random_inputs(rng, layer, shapes)
     output_shape = layer(inputs if len(inputs) > 1 else inputs[0]).shape
     if spec["kwargs"].get("activation") == "glu":
@@ -58,17 +66,17 @@ def add_case(fixture, spec):
         output_shape = (*output_shape[:-1], output_shape[-1] // 2)
     seed = normal(rng, *output_shape)
     tensors = {f"input/{i}": x for i, x in enumerate(inputs)}
-    tensors |= {f"weight/{i}": w.numpy() for i, w in enumerate(layer.weights)}
+    tensors |= {f"weight/{i}": w.numpy() for i, w in enumerate(weights_of(layer))}
 
     output, new_state, grad_weights, grad_inputs = run(layer, inputs, seed, training)
     assert output.shape == seed.shape, (name, output.shape, seed.shape)
     tensors |= {"output": output, "seed": seed}
     tensors |= {f"grad_input/{i}": g for i, g in enumerate(grad_inputs)}
-    index = {id(w): i for i, w in enumerate(layer.weights)}
+    index = {id(w): i for i, w in enumerate(weights_of(layer))}
     for variable, grad in zip(layer.trainable_variables, grad_weights):
         tensors[f"grad_weight/{index[id(variable)]}"] = grad
     updates = training and isinstance(layer, L.BatchNormalization)
-    if updates:
+    if updates or (training and isinstance(layer, L.SpectralNormalization)):
         for variable, value in zip(layer.non_trainable_variables, new_state):
             tensors[f"new_weight/{index[id(variable)]}"] = value
     trainable = {id(w) for w in layer.trainable_variables}
@@ -79,8 +87,8 @@ def add_case(fixture, spec):
             "config": config_of(layer),
             "training": training,
             "input_count": len(inputs),
-            "weight_names": [w.name for w in layer.weights],
-            "weight_trainable": [id(w) in trainable for w in layer.weights],
+            "weight_names": [w.name for w in weights_of(layer)],
+            "weight_trainable": [id(w) in trainable for w in weights_of(layer)],
             "has_grads": bool(grad_inputs or grad_weights),
             "updates": updates,
         },
@@ -88,8 +96,8 @@ def add_case(fixture, spec):
     )
 
 
-def make():
-    fixture = Fixture("layers")
-    for spec in all_cases():
+def make(group="layers", cases=None):
+    fixture = Fixture(group)
+    for spec in all_cases() if cases is None else cases:
         add_case(fixture, spec)
     fixture.save()

@@ -32,6 +32,13 @@ def main():
     model = small_cnn((8, 8, 3), L.Dense(1, activation="sigmoid"))
     model.compile("rmsprop", "binary_crossentropy", metrics=["accuracy"])
     save(model, "binary")
+    # Mixed precision with 32-bit outputs, as Keras' guide advises.
+    keras.config.set_dtype_policy("mixed_float16")
+    rnn = L.Bidirectional(L.GRU(4))
+    model = keras.Sequential([keras.Input((6, 3)), rnn, L.Dense(5, activation="relu"), L.Dense(2, dtype="float32")])
+    model.compile("adam", "mse")
+    save(model, "mixed")
+    keras.config.set_dtype_policy("float32")
     # Not a classifier.
     save(small_cnn((28, 28, 1), L.Reshape((12, 12))), "map")
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 from common import Fixture, config_of, normal, one_hot, rng_for, softmax
+from keras import losses as L
 from keras import metrics as K
 
 BATCHES = (12, 7, 9)
@@ -104,6 +105,8 @@ def regression_batch(rng, size):
 
 
 CASES = [
+    ("wrapped_mse", K.MeanMetricWrapper, {"fn": L.mean_squared_error}, regression_batch),
+    ("wrapped_crossentropy", K.MeanMetricWrapper, {"fn": L.sparse_categorical_crossentropy}, sparse_batch),
     ("sparse_categorical_accuracy", K.SparseCategoricalAccuracy, {}, sparse_batch),
     ("sparse_categorical_accuracy_column", K.SparseCategoricalAccuracy, {}, sparse_column_batch),
     ("sparse_categorical_accuracy_sequence", K.SparseCategoricalAccuracy, {}, sparse_sequence_batch),

@@ -67,15 +67,17 @@ def add_case(fixture, name, model, inputs):
     tensors |= {f"after/{i}": y for i, y in enumerate(after)}
     tensors["losses"] = np.array(losses, "float32")
     case = {"name": name, "inputs": len(as_list(inputs)), "outputs": len(outputs), "rate": RATE}
+    if any("moving_mean" in variable.path for variable in model.variables):
+        case["batch_statistics"] = True
     ops = op_names(model)
     fixture.add(case | ({"ops": ops} if ops else {}), tensors)
 
 
-def make(only=()):
+def make(only=(), group="models", cases=None):
     """Makes all cases, or those whose names start with one of `only`; the others are kept as they are."""
-    fixture = Fixture("models")
-    old = Fixture.load("models") if only else None
-    for name, build in all_cases():
+    fixture = Fixture(group)
+    old = Fixture.load(group) if only else None
+    for name, build in all_cases() if cases is None else cases:
         if old and not name.startswith(tuple(only)):
             fixture.copy_case(old, name)
             continue

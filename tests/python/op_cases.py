@@ -14,7 +14,7 @@ from model_cases import CASES
 SCALE = 0.2
 
 
-def group(name, layer, functions, shape=(5, 6)):
+def group(name, layer, functions, shape=(5, 6), cases=CASES):
     """A model of ops on the output of `layer`."""
 
     def build(rng):
@@ -27,7 +27,7 @@ def group(name, layer, functions, shape=(5, 6)):
                 outputs.append(ops.cast(y, "float32") * SCALE)
         return keras.Model(x, outputs), normal(rng, *shape)
 
-    CASES[name] = build
+    cases[name] = build
 
 
 def real(x):

@@ -84,24 +84,28 @@ def cases():
             yield f"{short}_{suffix}", cls, {"learning_rate": 0.1} | options
 
 
+def add(fixture, name, optimizer, config, names=("variable_0", "variable_1")):
+    """A case: two variables after each step."""
+    rng = rng_for(name)
+    start = [normal(rng, *shape) for shape in SHAPES]
+    variables = [keras.Variable(value, name=of) for of, value in zip(names, start)]
+    optimizer.build(variables)
+    tensors = {f"var/{i}": value for i, value in enumerate(start)}
+    for step, scale in enumerate(GRADIENT_SCALES):
+        grads = [normal(rng, *shape) * np.float32(scale) for shape in SHAPES]
+        optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads])
+        for i, (grad, variable) in enumerate(zip(grads, variables)):
+            tensors[f"grad/{step}/{i}"] = grad
+            tensors[f"after/{step}/{i}"] = variable.numpy()
+    if optimizer.use_ema:
+        for i, average in enumerate(optimizer._model_variables_moving_average):
+            tensors[f"ema/{i}"] = average.numpy()
+    fixture.add({"name": name, "class_name": type(optimizer).__name__, "config": config, "steps": STEPS}, tensors)
+
+
 def make():
     fixture = Fixture("optimizers")
     for name, cls, kwargs in cases():
-        rng = rng_for(name)
-        start = [normal(rng, *shape) for shape in SHAPES]
-        variables = [keras.Variable(value, name=f"variable_{i}") for i, value in enumerate(start)]
         optimizer = cls(name=cls.__name__.lower(), **kwargs)
-        config = config_of(optimizer)
-        optimizer.build(variables)
-        tensors = {f"var/{i}": value for i, value in enumerate(start)}
-        for step, scale in enumerate(GRADIENT_SCALES):
-            grads = [normal(rng, *shape) * np.float32(scale) for shape in SHAPES]
-            optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads])
-            for i, (grad, variable) in enumerate(zip(grads, variables)):
-                tensors[f"grad/{step}/{i}"] = grad
-                tensors[f"after/{step}/{i}"] = variable.numpy()
-        if optimizer.use_ema:
-            for i, average in enumerate(optimizer._model_variables_moving_average):
-                tensors[f"ema/{i}"] = average.numpy()
-        fixture.add({"name": name, "class_name": cls.__name__, "config": config, "steps": STEPS}, tensors)
+        add(fixture, name, optimizer, config_of(optimizer))
     fixture.save()

@@ -3,8 +3,9 @@
     @example(...) def NAME(): return model
 
 Options: `sizes` gives the sizes of inputs with open ones, by the input's index; `integers` bounds integer inputs, and
-`tokens` says that inputs of type float hold integers too; `loss` and `optimizer` compile the model. Dropout rates become
-zero, because random numbers differ from Keras'.
+`tokens` says that inputs of type float hold integers too; `loss` and `optimizer` compile the model; `chaotic` says that
+rounding moves the trained weights (deep networks with batch statistics of few samples, values next to a kink), so that
+the tolerance must follow from Keras' own spread. Dropout rates become zero, because random numbers differ from Keras'.
 """
 
 import keras
@@ -39,7 +40,7 @@ def mnist_convnet():
     ])
 
 
-@example(loss="binary_crossentropy", optimizer="sgd")
+@example(loss="binary_crossentropy", optimizer="sgd", chaotic=True)
 def image_classification_from_scratch():
     inputs = keras.Input((48, 48, 3))
     x = L.Rescaling(1.0 / 255)(inputs)
@@ -139,7 +140,7 @@ def convolution_block(block_input, num_filters=32, kernel_size=3, dilation_rate=
     return ops.nn.relu(x)
 
 
-@example(loss="sparse_categorical_crossentropy")
+@example(loss="sparse_categorical_crossentropy", optimizer=keras.optimizers.SGD(1e-5), chaotic=True)
 def deeplabv3_plus():
     image_size = 64
     model_input = keras.Input(shape=(image_size, image_size, 3))
@@ -596,7 +597,7 @@ def supervised_contrastive():
     return keras.Model(inputs, L.Dense(10, activation="softmax")(features), name="cifar10-classifier")
 
 
-@example()
+@example(chaotic=True)
 def deep_dream_features():
     model = keras.applications.InceptionV3(weights=None, include_top=False, input_shape=(96, 96, 3))
     names = ["mixed4", "mixed5", "mixed6", "mixed7"]
@@ -610,7 +611,7 @@ def neural_style_features():
     return keras.Model(model.inputs, [model.get_layer(name).output for name in names])
 
 
-@example()
+@example(chaotic=True)
 def visualizing_convnets():
     model = keras.applications.ResNet50V2(weights=None, include_top=False, input_shape=(48, 48, 3))
     return keras.Model(model.inputs, model.get_layer("conv3_block4_out").output)
@@ -968,7 +969,7 @@ def timeseries_anomaly_detection():
     ])
 
 
-@example(loss="sparse_categorical_crossentropy", optimizer="adam")
+@example(loss="sparse_categorical_crossentropy", optimizer="adam", chaotic=True)
 def timeseries_classification_from_scratch():
     inputs = x = L.Input((60, 1))
     for _ in range(3):

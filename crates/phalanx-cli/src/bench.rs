@@ -7,6 +7,7 @@ mod synthetic;
 
 use crate::args::Bench;
 use crate::context::RunContext;
+use crate::device_args::stored_precision;
 use crate::model_file::Purpose;
 use crate::model_spec::ModelSpec;
 use crate::network::{ModelArg, Network};
@@ -35,7 +36,7 @@ struct Report {
     planned: usize,
     backend: Arc<dyn Backend>,
     /// The precision of stored activations.
-    precision: String,
+    precision: &'static str,
     profile: Option<Profile>,
     input: Option<input::InputRates>,
 }
@@ -80,6 +81,7 @@ const MAX_DEPTH: usize = 1000;
 impl Job {
     fn new(args: &Bench, context: &RunContext) -> Result<Job> {
         let spec = ModelSpec::from_arg(&args.model, None)?;
+        spec.give_sizes(&args.shapes)?;
         if args.data.is_some() && !spec.takes_images() {
             bail!("--data: expected a network on images, received {}", spec.name());
         }
@@ -201,7 +203,7 @@ fn measure(args: &Bench, context: &RunContext) -> Result<Report> {
         steps,
         times: Times { step: windows[1], fastest: all[all.len() / 10], setup },
         planned: job.model.own_memory_plan(job.kind, job.batch)?.total() * job.devices.sharing,
-        precision: args.device_args.precision.stored_on(&*job.backend),
+        precision: stored_precision(job.model.dtype_policy()?, &*job.backend),
         backend: job.backend,
         profile,
         input,

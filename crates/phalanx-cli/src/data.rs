@@ -93,6 +93,8 @@ pub struct LoadRequest<'a> {
     pub args: &'a DataArgs,
     /// The names of the model's inputs.
     pub inputs: Vec<String>,
+    /// The names of those that take strings.
+    pub text_inputs: Vec<String>,
     /// The names of the model's outputs.
     pub outputs: Vec<String>,
     /// The encoding of the table that the model was trained on.
@@ -265,7 +267,9 @@ fn load_table(path: &Path, request: &LoadRequest<'_>) -> Result<LoadedData> {
         Some(encoding) => csv = csv.encoding(encoding.clone()),
         None => {
             if request.inputs.len() > 1 {
-                csv = csv.inputs(request.inputs.clone());
+                csv = csv.inputs(request.inputs.clone()).text_inputs(request.text_inputs.clone());
+            } else if !request.text_inputs.is_empty() {
+                csv = csv.text_inputs([String::new()]);
             }
             if request.inputs.len() > 1 || request.outputs.len() > 1 {
                 csv = csv.outputs(request.outputs.clone());

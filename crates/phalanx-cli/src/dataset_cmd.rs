@@ -47,7 +47,9 @@ fn info(name: &str) -> Result<()> {
     let image_options =
         ImageOptions::for_network(&Network::Minigooglenet.default_input(), None, false);
     let (args, inputs, outputs, table) = (DataArgs::default(), vec![], vec![], None);
-    let request = LoadRequest { name, image_options, args: &args, inputs, outputs, table };
+    let text_inputs = vec![];
+    let request =
+        LoadRequest { name, image_options, args: &args, inputs, text_inputs, outputs, table };
     let data = data::load(&request)?;
     let mut out = terminal::stdout();
     if let Ok(Some(path)) = datasets::find(name) {

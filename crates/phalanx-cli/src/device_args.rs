@@ -2,7 +2,6 @@
 
 use crate::args::{BatchArgs, DeviceArgs, PrecisionArg};
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
 use phalanx::launch::is_first_worker;
 use phalanx::prelude::*;
 use phalanx::strategy::Backend;
@@ -31,7 +30,11 @@ impl DeviceArgs {
         } else {
             MirroredStrategy::new()
         };
-        Ok(strategy.threads(self.threads.unwrap_or(0)).policy(self.precision.policy()))
+        let strategy = strategy.threads(self.threads.unwrap_or(0));
+        Ok(match self.precision {
+            Some(precision) => strategy.policy(precision.policy()),
+            None => strategy,
+        })
     }
 }
 
@@ -45,23 +48,10 @@ impl PrecisionArg {
         }
     }
 
-    /// The name on the command line.
-    pub fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().into()).unwrap_or_default()
-    }
-
-    /// The name of the precision that devices of a backend store activations in.
-    pub fn stored_on(self, backend: &dyn Backend) -> String {
-        let options = backend.options(backend.mesh(1, 1), self.policy(), 1);
-        let all = PrecisionArg::value_variants().iter();
-        let stored = all.copied().find(|precision| precision.policy() == options.policy);
-        stored.unwrap_or(self).name()
-    }
-
     /// Warns, on the first worker only, if devices of a backend do not store 16-bit floats.
     pub fn warn_if_ignored(self, backend: &dyn Backend) {
-        let name = self.name();
-        if self.stored_on(backend) == name || !is_first_worker() {
+        let name = self.policy().name();
+        if stored_precision(self.policy(), backend) == name || !is_first_worker() {
             return;
         }
         let kind = backend.kind().to_uppercase();
@@ -73,12 +63,19 @@ impl PrecisionArg {
     }
 }
 
+/// The name of the precision in which devices of a backend store activations.
+pub fn stored_precision(policy: Policy, backend: &dyn Backend) -> &'static str {
+    backend.options(backend.mesh(1, 1), policy, 1).policy.name()
+}
+
 impl DeviceArgs {
     /// The devices of this worker, and the other workers if a launcher started several.
     pub fn connect(&self) -> Result<(MirroredStrategy, Option<Arc<dyn ProcessGroup>>)> {
         let timeout = Duration::from_secs(self.collective_timeout);
         let strategy = self.strategy()?;
-        self.precision.warn_if_ignored(&**strategy.backend());
+        if let Some(precision) = self.precision {
+            precision.warn_if_ignored(&**strategy.backend());
+        }
         if strategy.backend().traits().on_host {
             warn_if_oversubscribed(strategy.num_replicas_in_sync(), phalanx::usable_cores());
         }

@@ -1,6 +1,7 @@
 //! `phalanx inspect`: prints or plots the structure of a model.
 
 use crate::args::Inspect;
+use crate::model_spec::ModelSpec;
 use crate::network::{DEFAULT_BATCH_SIZE, DEFAULT_CLASSES, ModelArg};
 use crate::paths;
 use crate::terminal;
@@ -48,7 +49,10 @@ fn compiled_model(args: &Inspect, model_arg: &ModelArg) -> Result<(Model, usize)
             Ok((model, args.batch.global(network.default_batch_size(), replicas)?))
         }
         ModelArg::File(path) => {
-            let model = Load::new().strategy(strategy).model(path)?;
+            let spec = ModelSpec::from_arg(model_arg, None)?;
+            spec.give_sizes(&args.shapes)?;
+            let dims = spec.dims(&[]);
+            let model = Load::new().strategy(strategy).input_shapes(dims).model(path)?;
             Ok((model, args.batch.global(DEFAULT_BATCH_SIZE, replicas)?))
         }
     }

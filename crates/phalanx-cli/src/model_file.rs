@@ -10,21 +10,46 @@ use phalanx::prelude::*;
 use phalanx::saving::{read_compile, read_compile_for_evaluation};
 use phalanx::text::shown;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The structure of a stored model, read before its data.
 pub struct ModelFile {
     path: PathBuf,
     /// The model's name.
     pub name: String,
-    /// Names of the inputs, and dimensions of a sample of each.
-    pub inputs: Vec<(String, Vec<usize>)>,
-    /// Names of the outputs, and dimensions of a sample of each.
-    pub outputs: Vec<(String, Vec<usize>)>,
+    /// Names and shapes of the inputs as the file declares them.
+    declared: Vec<(String, Shape)>,
+    /// The names of the inputs that take strings.
+    pub text_inputs: Vec<String>,
+    /// Inputs and outputs as declared; open sizes are 0.
+    columns: Columns,
+    /// The same for the sizes of the data, if the file leaves sizes open and they are known.
+    sized: OnceLock<Columns>,
     /// The activation of the last layer.
     activation: Activation,
     losses: Losses,
     /// Whether the loss of the only output takes logits, if recorded.
     from_logits: Option<bool>,
+}
+
+/// Names, and dimensions of a sample, of inputs and outputs.
+struct Columns {
+    inputs: Vec<(String, Vec<usize>)>,
+    outputs: Vec<(String, Vec<usize>)>,
+}
+
+impl Columns {
+    /// Those of a model; open sizes are 0.
+    fn of(model: &Model) -> Columns {
+        let named = |names: Vec<String>, shapes: Vec<Shape>| {
+            let sizes = |shape: Shape| shape.sizes().iter().map(|n| n.unwrap_or(0)).collect();
+            names.into_iter().zip(shapes.into_iter().map(sizes)).collect()
+        };
+        Columns {
+            inputs: named(model.input_names(), model.input_shapes()),
+            outputs: named(model.output_names(), model.output_shapes()),
+        }
+    }
 }
 
 /// The activation of the last layer.
@@ -71,10 +96,11 @@ impl ModelFile {
     /// Reads the structure of a model file.
     pub fn open(path: &Path) -> Result<ModelFile> {
         let model = Load::new().compile(false).model(path)?;
-        let inputs: Vec<(String, Vec<usize>)> =
-            model.input_names().into_iter().zip(model.input_shapes()).collect();
-        let outputs = model.output_names().into_iter().zip(model.output_shapes()).collect();
-        for (_, input) in &inputs {
+        let columns = Columns::of(&model);
+        let is_text = model.input_names().into_iter().zip(model.text_inputs());
+        let text_inputs = is_text.filter(|(_, text)| *text).map(|(name, _)| name).collect();
+        let declared = model.input_names().into_iter().zip(model.input_shapes()).collect();
+        for (_, input) in &columns.inputs {
             check_sample_size(input).with_context(|| shown(path.display()).to_string())?;
         }
         let mut from_logits = None;
@@ -91,12 +117,78 @@ impl ModelFile {
         };
         let (name, activation) = (model.name().into(), last_activation(&model));
         let path = path.into();
-        Ok(ModelFile { path, name, inputs, outputs, activation, losses, from_logits })
+        let sized = OnceLock::new();
+        Ok(ModelFile {
+            path,
+            name,
+            declared,
+            text_inputs,
+            columns,
+            sized,
+            activation,
+            losses,
+            from_logits,
+        })
+    }
+
+    fn columns(&self) -> &Columns {
+        self.sized.get().unwrap_or(&self.columns)
+    }
+
+    /// Names of the inputs, and dimensions of a sample of each. Open sizes are 0 until they are given.
+    pub fn inputs(&self) -> &[(String, Vec<usize>)] {
+        &self.columns().inputs
+    }
+
+    /// Names of the outputs, and dimensions of a sample of each.
+    pub fn outputs(&self) -> &[(String, Vec<usize>)] {
+        &self.columns().outputs
+    }
+
+    /// Whether the file leaves sizes open that were not given.
+    pub fn has_open_sizes(&self) -> bool {
+        self.sized.get().is_none() && self.declared.iter().any(|(_, shape)| shape.is_open())
+    }
+
+    /// The shapes of the inputs as the file declares them.
+    pub fn declared_shapes(&self) -> String {
+        let shapes: Vec<String> = self.declared.iter().map(|(_, s)| s.to_string()).collect();
+        shapes.join(", ")
+    }
+
+    /// Gives sizes to the inputs of a file that leaves some open: `dims` has the dimensions of a sample of each. Does
+    /// nothing if all sizes are known.
+    pub fn give_sizes(&self, dims: &[Vec<usize>]) -> Result<()> {
+        if !self.has_open_sizes() {
+            return Ok(());
+        }
+        let sizes = |(shape, dims): (&(String, Shape), &Vec<usize>)| shape.1.sizes_of(dims);
+        let sizes: Option<Vec<Vec<usize>>> = self.declared.iter().zip(dims).map(sizes).collect();
+        let same_count = self.declared.len() == dims.len();
+        let Some(sizes) = sizes.filter(|_| same_count) else {
+            bail!("expected samples of {}, received {dims:?}", self.declared_shapes());
+        };
+        for sizes in &sizes {
+            check_sample_size(sizes)?;
+        }
+        let model = Load::new().compile(false).input_shapes(sizes).model(&self.path)?;
+        self.sized.get_or_init(|| Columns::of(&model));
+        Ok(())
+    }
+
+    /// The options to load the model, with the sizes that were given.
+    fn load(&self) -> Load {
+        match self.sized.get() {
+            Some(columns) => {
+                Load::new().input_shapes(columns.inputs.iter().map(|(_, dims)| dims.clone()))
+            }
+            None => Load::new(),
+        }
     }
 
     /// The dimensions of the only input.
     pub fn input(&self) -> &[usize] {
-        match &self.inputs[..] {
+        match self.inputs() {
             [(_, dims)] => dims,
             _ => &[],
         }
@@ -104,7 +196,7 @@ impl ModelFile {
 
     /// The number of classes of the only output, if it can be a classifier.
     pub fn classes(&self) -> Option<usize> {
-        match &self.outputs[..] {
+        match self.outputs() {
             [(_, dims)] => match dims[..] {
                 [1] => Some(2),
                 [n] => Some(n),
@@ -187,8 +279,9 @@ impl ModelFile {
         let elements = |dims: &[usize]| dims.iter().product::<usize>();
         let (classes, input) = (preprocessing.classes.len(), &preprocessing.input);
         let fits = classes == 0 || Some(classes) == self.classes();
-        let several = self.inputs.len() != 1 && input.is_empty();
-        if fits && (several || elements(input) == elements(self.input())) {
+        let several = self.inputs().len() != 1 && input.is_empty();
+        let open = matches!(&self.declared[..], [(_, shape)] if shape.sizes_of(input).is_some());
+        if fits && (several || open || elements(input) == elements(self.input())) {
             return Ok(());
         }
         bail!(
@@ -209,7 +302,7 @@ impl ModelFile {
     ) -> Result<(LossSource, Vec<&'static str>)> {
         if let Some(name) = requested {
             let class = losses::get(name).context("--loss")?.class_name();
-            return Ok((LossSource::Named(name.into()), vec![class; self.outputs.len()]));
+            return Ok((LossSource::Named(name.into()), vec![class; self.outputs().len()]));
         }
         let path = self.path.display();
         let hint = "add --loss mse, binary_crossentropy or another";
@@ -218,7 +311,7 @@ impl ModelFile {
             Losses::Unknown(error) => bail!("{error}; {hint}"),
             Losses::None => {}
         }
-        let ([(_, dims)], [(_, y), ..]) = (&self.outputs[..], &data.train.targets[..]) else {
+        let ([(_, dims)], [(_, y), ..]) = (self.outputs(), &data.train.targets[..]) else {
             bail!("{path}: was saved without compile, and has several outputs; {hint}");
         };
         let from_logits = self.logits();
@@ -239,7 +332,7 @@ impl ModelFile {
 
     /// The outputs with their losses.
     pub fn with_losses(&self, losses: &[&'static str]) -> Vec<Output> {
-        let outputs = self.outputs.iter().zip(losses);
+        let outputs = self.outputs().iter().zip(losses);
         outputs
             .map(|((name, dims), loss)| Output { name: name.clone(), dims: dims.clone(), loss })
             .collect()
@@ -250,7 +343,7 @@ impl ModelFile {
     pub fn default_loss(&self) -> (LossSource, Vec<Output>) {
         let loss = match &self.losses {
             Losses::Known(classes) => return (LossSource::Stored, self.with_losses(classes)),
-            _ if matches!(&self.outputs[..], [(_, dims)] if matches!(dims[..], [n] if n > 1)) => {
+            _ if matches!(self.outputs(), [(_, dims)] if matches!(dims[..], [n] if n > 1)) => {
                 "SparseCategoricalCrossentropy"
             }
             _ => "MeanSquaredError",
@@ -259,7 +352,7 @@ impl ModelFile {
             "MeanSquaredError" => LossSource::Named("mse".into()),
             _ => LossSource::Inferred { loss, from_logits: self.logits() },
         };
-        (source, self.with_losses(&vec![loss; self.outputs.len()]))
+        (source, self.with_losses(&vec![loss; self.outputs().len()]))
     }
 
     /// The optimizer it was compiled with, or Adam.
@@ -280,9 +373,9 @@ impl ModelFile {
     ) -> Result<Model> {
         let CompileOptions { optimizer, strategy, seed } = options;
         if *loss_source == LossSource::Stored && purpose == Purpose::Train && optimizer.is_none() {
-            return Ok(Load::new().strategy(strategy).seed(seed).model(&self.path)?);
+            return Ok(self.load().strategy(strategy).seed(seed).model(&self.path)?);
         }
-        let mut model = Load::new().compile(false).model(&self.path)?;
+        let mut model = self.load().compile(false).model(&self.path)?;
         if purpose == Purpose::Predict {
             model.predict_on(strategy)?;
             return Ok(model);
@@ -290,10 +383,10 @@ impl ModelFile {
         let mut compile = match (loss_source, self.stored_for_evaluation()?) {
             (LossSource::Stored, Some(compile)) => compile,
             (LossSource::Named(name), Some(compile)) => {
-                compile.replace_losses(name, self.outputs.len())
+                compile.replace_losses(name, self.outputs().len())
             }
             (LossSource::Named(name), None) => {
-                Compile::new("adam").replace_losses(name, self.outputs.len())
+                Compile::new("adam").replace_losses(name, self.outputs().len())
             }
             (LossSource::Inferred { loss, from_logits }, _) => inferred_compile(loss, *from_logits),
             (LossSource::Stored, None) => {

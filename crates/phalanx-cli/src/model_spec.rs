@@ -1,11 +1,12 @@
 //! The model of a command: a network by name or a model file, and the origin of its weights.
 
+use crate::args::ShapeArgs;
 use crate::data::LoadedData;
 use crate::model_file::{LossSource, ModelFile, Purpose};
 use crate::network::{DEFAULT_BATCH_SIZE, ModelArg, Network};
 use crate::preprocessing::Preprocessing;
 use crate::targets::{Output, Targets, class_numbers};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use phalanx::prelude::*;
 use phalanx::saving::{describe, read_metadata};
 use phalanx::text::shown;
@@ -139,6 +140,35 @@ impl ModelSpec {
         }
     }
 
+    /// Gives sizes to a model file that leaves some open: those of `--input-shape`, or those of the data it was trained on.
+    /// Fails if they are not known.
+    pub fn give_sizes(&self, shapes: &ShapeArgs) -> Result<()> {
+        let given = shapes.dims();
+        let ModelKind::File(file) = &self.kind else {
+            if !given.is_empty() {
+                bail!("--input-shape: expected a model file, received {}", self.name());
+            }
+            return Ok(());
+        };
+        if !file.has_open_sizes() {
+            if !given.is_empty() {
+                bail!("--input-shape: expected a model file with open sizes");
+            }
+            return Ok(());
+        }
+        if !given.is_empty() {
+            return file.give_sizes(&given).context("--input-shape");
+        }
+        let recorded = self.preprocessing.as_ref().map(|p| &p.input).filter(|i| !i.is_empty());
+        match recorded {
+            Some(input) => file.give_sizes(std::slice::from_ref(input)),
+            None => bail!(
+                "the model leaves sizes open, {}: give them with --input-shape",
+                file.declared_shapes()
+            ),
+        }
+    }
+
     /// The model's name.
     pub fn name(&self) -> String {
         match &self.kind {
@@ -186,7 +216,15 @@ impl ModelSpec {
         };
         match &self.kind {
             ModelKind::Network(_) => (vec![String::new()], vec![String::new()]),
-            ModelKind::File(file) => (names(&file.inputs), names(&file.outputs)),
+            ModelKind::File(file) => (names(file.inputs()), names(file.outputs())),
+        }
+    }
+
+    /// The names of the inputs that take strings.
+    pub fn text_inputs(&self) -> Vec<String> {
+        match &self.kind {
+            ModelKind::Network(_) => vec![],
+            ModelKind::File(file) => file.text_inputs.clone(),
         }
     }
 
@@ -251,7 +289,7 @@ impl ModelSpec {
     pub fn dims(&self, input: &[usize]) -> Vec<Vec<usize>> {
         match &self.kind {
             ModelKind::Network(network) => vec![network.dims(input)],
-            ModelKind::File(file) => file.inputs.iter().map(|(_, dims)| dims.clone()).collect(),
+            ModelKind::File(file) => file.inputs().iter().map(|(_, dims)| dims.clone()).collect(),
         }
     }
 

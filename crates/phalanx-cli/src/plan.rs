@@ -1,6 +1,7 @@
 //! `phalanx plan`: the memory that training needs on each device, without running it.
 
 use crate::args::Plan;
+use crate::device_args::stored_precision;
 use crate::model_spec::ModelSpec;
 use crate::report::format_bytes;
 use crate::terminal;
@@ -17,17 +18,23 @@ use std::sync::Arc;
 pub fn run(args: &Plan) -> Result<()> {
     let devices = devices(args)?;
     let spec = ModelSpec::from_arg(&args.model, None)?;
+    spec.give_sizes(&args.shapes)?;
     let batch = args.batch.global(spec.default_batch_size(), devices.replicas)?;
-    let strategy = MirroredStrategy::cpus(1)?.policy(args.precision.policy());
+    let mut strategy = MirroredStrategy::cpus(1)?;
     let backend = devices.kind.backend()?;
-    args.precision.warn_if_ignored(&*backend);
+    if let Some(precision) = args.precision {
+        strategy = strategy.policy(precision.policy());
+        precision.warn_if_ignored(&*backend);
+    }
     let model = spec.compiled_with_defaults(strategy)?;
     let plan = model.memory_plan(StepKind::Train, batch, devices)?;
     let largest = match args.memory {
         Some(memory) => Some(model.largest_batch(StepKind::Train, memory.0, devices)?),
         None => None,
     };
-    let report = Report { model: spec.name(), devices, backend, batch, plan, args, largest };
+    let precision = stored_precision(model.dtype_policy()?, &*backend);
+    let model = spec.name();
+    let report = Report { model, devices, backend, batch, plan, args, largest, precision };
     let mut out = terminal::stdout();
     match args.json {
         true => writeln!(out, "{}", escape_json(&report.json().to_string()))?,
@@ -58,6 +65,8 @@ struct Report<'a> {
     args: &'a Plan,
     /// The largest batch that fits into `--memory`, if that is given and any fits.
     largest: Option<Option<usize>>,
+    /// How activations are stored.
+    precision: &'static str,
 }
 
 impl Report<'_> {
@@ -140,7 +149,7 @@ impl Report<'_> {
             "total": self.plan.total(),
             "replicas_per_device": self.devices.sharing,
             "device_total": self.device_total(),
-            "precision": self.args.precision.stored_on(&*self.backend),
+            "precision": self.precision,
         });
         if let (Some(memory), Some(largest)) = (self.args.memory, self.largest) {
             line["memory"] = json!(memory.0);

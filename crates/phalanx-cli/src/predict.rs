@@ -3,7 +3,7 @@
 use crate::args::{DataArgs, Predict};
 use crate::context::RunContext;
 use crate::model_file::{LossSource, Purpose};
-use crate::model_spec::ModelSpec;
+use crate::model_spec::{ModelKind, ModelSpec};
 use crate::paths;
 use crate::prepare::check_shape;
 use crate::preprocessing::Preprocessing;
@@ -30,16 +30,27 @@ pub fn run(args: &Predict, context: &RunContext) -> Result<()> {
     if args.rescale.is_some() && spec.io_names().0.len() > 1 {
         bail!("--rescale: expected a model with one input");
     }
-    let preprocessing = preprocessing.rescaled(args.rescale);
+    let mut preprocessing = preprocessing.rescaled(args.rescale);
+    let mut inputs = vec![];
+    match &args.input {
+        Some(input) => {
+            inputs = load_inputs(input, &spec, &mut preprocessing)
+                .with_context(|| input.display().to_string())?;
+        }
+        None => {
+            spec.give_sizes(&args.shapes)?;
+            if spec.preprocessing.is_none() {
+                preprocessing = spec.default_preprocessing().rescaled(args.rescale);
+            }
+        }
+    }
     let model = spec.compiled_model(
         &preprocessing,
         &LossSource::Stored,
         Purpose::Predict,
         strategy.into(),
     )?;
-    if let (Some(input), Some(output)) = (&args.input, &args.output) {
-        let inputs = load_inputs(input, &spec, &preprocessing)
-            .with_context(|| input.display().to_string())?;
+    if let Some(output) = &args.output {
         let outputs = model.predict_all(Arrays::new(inputs, ())?)?;
         return if chief { write(output, &model.output_names(), outputs) } else { Ok(()) };
     }
@@ -134,13 +145,17 @@ fn preprocess(
 fn load_inputs(
     path: &Path,
     spec: &ModelSpec,
-    preprocessing: &Preprocessing,
+    preprocessing: &mut Preprocessing,
 ) -> Result<Vec<Samples>> {
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
     let given = match (extension.as_deref(), &preprocessing.table) {
         (Some("npz"), _) => read_arrays(path)?,
         (Some("csv"), Some(table)) => {
             DataArgs::default().csv().load_inputs(path, table)?.set.inputs
+        }
+        (Some("csv"), None) if !spec.text_inputs().is_empty() => {
+            let csv = DataArgs::default().csv().inputs(spec.io_names().0);
+            csv.text_inputs(spec.text_inputs()).load_columns(path)?.set.inputs
         }
         (Some("csv"), None) => {
             bail!("expected a model that was trained on a table, or a .npy or .npz")
@@ -176,6 +191,15 @@ fn load_inputs(
         let (name, samples) = &given[*at];
         if samples.dims().is_empty() || samples.rows() == 0 {
             bail!("expected samples in rows, received {:?} as '{}'", samples.dims(), shown(name));
+        }
+    }
+    if let ModelKind::File(file) = &spec.kind
+        && file.has_open_sizes()
+    {
+        let dims = |at: &usize| given[*at].1.dims()[1..].to_vec();
+        file.give_sizes(&chosen.iter().map(dims).collect::<Vec<_>>())?;
+        if let [_] = chosen[..] {
+            preprocessing.input = spec.dims(&preprocessing.input).concat();
         }
     }
     if let [at] = chosen[..] {

@@ -255,6 +255,7 @@ fn imagenet(samples: Samples) -> Result<Samples> {
     let pixels = match samples.raw() {
         Samples::Pixels(pixels) => pixels,
         Samples::Tensor(tensor) => return Ok(applications::resnet50_preprocess(&tensor)?.into()),
+        Samples::Text(_) => bail!("expected images, received strings"),
     };
     let dims = Samples::from(pixels.clone()).dims().to_vec();
     // A black image preprocessed is the negative mean.

@@ -118,7 +118,7 @@ impl SampleSource {
 
     /// Whether the samples are stored as bytes.
     pub fn is_bytes(&self) -> bool {
-        !matches!(self, SampleSource::Memory(Samples::Tensor(_)))
+        matches!(self, SampleSource::Memory(Samples::Pixels(_)) | SampleSource::Files(_))
     }
 
     /// The mean over all preprocessed samples. Each worker sums its part of the rows. The samples are integers, so the

@@ -15,11 +15,12 @@ use crate::threads::{Barrier, Pool, Team, pinning_enabled, usable_cores};
 use crate::worker::{self, Outcome, Run};
 use phalanx_exec::{
     Batch, Cluster, ExecError, Executor, LocalShard, ProcessFlags, Profiling, ProgramId,
-    ResidentData, Staging, StateId, StepTimes, check_len, check_own_batch, check_program,
-    check_slots,
+    ProgramTable, ResidentData, Staging, StateId, StepTimes, check_len, check_own_batch,
+    check_program, check_slots,
 };
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
+use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{ParamId, ParamSpec};
 use std::sync::Arc;
 
@@ -82,7 +83,7 @@ pub struct CpuExecutor {
     barrier: Barrier,
     params: Vec<ParamSpec>,
     memory: ExecutorMemory,
-    programs: Vec<LoadedProgram>,
+    programs: ProgramTable<LoadedProgram>,
     /// `None` in a single-process run.
     collectives: Option<ProcessCollectives>,
     /// The fetches of the last step.
@@ -124,7 +125,7 @@ impl CpuExecutor {
             barrier: Barrier::new(local_workers, team),
             params: params.to_vec(),
             memory,
-            programs: vec![],
+            programs: ProgramTable::default(),
             collectives: collectives.map_err(no_thread)?,
             fetches: Fetches::default(),
             times: StepTimes::default(),
@@ -144,7 +145,7 @@ impl CpuExecutor {
 
     /// Adds the workers' times of the last step to the program's timings.
     fn record_timings(&mut self, id: ProgramId, rows: usize) {
-        let loaded = &mut self.programs[id.0];
+        let loaded = &mut self.programs[id];
         let count = loaded.program.instrs().len();
         let timings = &mut loaded.timings;
         if timings.rows != rows {
@@ -228,7 +229,7 @@ impl Executor for CpuExecutor {
         if let Some(plan) = program.update() {
             self.memory.create_slots(&plan.rule)?;
         }
-        self.programs.push(LoadedProgram {
+        Ok(self.programs.insert(LoadedProgram {
             program,
             tapes,
             update,
@@ -237,8 +238,15 @@ impl Executor for CpuExecutor {
             send_points,
             memory,
             timings: Timings::default(),
-        });
-        Ok(ProgramId(self.programs.len() - 1))
+        }))
+    }
+
+    fn unload(&mut self, id: ProgramId) {
+        self.programs.remove(id);
+    }
+
+    fn create_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError> {
+        self.memory.create_slots(rule)
     }
 
     /// Runs the whole step before it returns.
@@ -249,11 +257,11 @@ impl Executor for CpuExecutor {
         };
         let shard = self.shard();
         let own = shard.rows(batch.rows);
-        let loaded = self.programs.get(id.0).ok_or_else(unknown)?;
+        let loaded = self.programs.get(id).ok_or_else(unknown)?;
         check_own_batch(&loaded.program, batch, own.len())?;
         // A `load` that ran out of memory may have freed buffers that this program needs.
         self.reserve(loaded.memory)?;
-        let loaded = &self.programs[id.0];
+        let loaded = &self.programs[id];
         if loaded.program.update().is_some() && batch.accumulate.is_some() {
             self.memory.reserve_accumulated()?;
         }
@@ -387,7 +395,7 @@ impl Profiling for CpuExecutor {
     }
 
     fn profile(&self, id: ProgramId) -> Option<Profile> {
-        let LoadedProgram { program, timings, .. } = self.programs.get(id.0)?;
+        let LoadedProgram { program, timings, .. } = self.programs.get(id)?;
         let workers = self.memory.workers.len() as f64;
         let seconds: Vec<f64> = timings.seconds.iter().map(|s| s / workers).collect();
         let Timings { steps, rows, .. } = *timings;

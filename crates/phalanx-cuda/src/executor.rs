@@ -13,7 +13,7 @@ use crate::lower::{FusionFacts, Replica};
 use crate::lowering_context::Layout;
 use crate::plan::{self, ALIGN, Allocation};
 use crate::resident_dataset::Table;
-use phalanx_exec::{Cluster, ExecError, ProgramId, StepTimes, TableId};
+use phalanx_exec::{Cluster, ExecError, ProgramId, ProgramTable, StepTimes, TableId};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::program::{Mesh, Program};
 use profiling::Measured;
@@ -38,8 +38,10 @@ struct PreparedStep {
     /// Scratch memory of its work items.
     blocks: Vec<Allocation>,
     ids: Vec<StepId>,
-    /// Value of [`GpuExecutor::relocations`] when it was prepared.
+    /// Value of [`Counts::relocations`] when it was prepared.
     relocations: u64,
+    /// Value of [`Counts::uses`] when it was last used.
+    used: u64,
 }
 
 struct LoadedProgram {
@@ -69,12 +71,20 @@ pub(crate) struct GpuExecutor<M: GpuDevice> {
     /// Names of the local replicas.
     names: Vec<String>,
     state: StateLayout,
-    programs: Vec<LoadedProgram>,
-    /// How often a block of memory was relocated.
-    relocations: u64,
+    programs: ProgramTable<LoadedProgram>,
+    counts: Counts,
     in_flight: InFlight,
     tables: Vec<Option<Table>>,
     timing: Timing,
+}
+
+/// What happened so far.
+#[derive(Default)]
+struct Counts {
+    /// How often a block of memory was relocated.
+    relocations: u64,
+    /// How often a prepared step was used.
+    uses: u64,
 }
 
 /// What is measured.
@@ -158,8 +168,8 @@ impl<M: GpuDevice> GpuExecutor<M> {
             threads,
             names,
             state,
-            programs: vec![],
-            relocations: 0,
+            programs: ProgramTable::default(),
+            counts: Counts::default(),
             in_flight: InFlight::new(),
             tables: vec![],
             timing: Timing::default(),
@@ -203,7 +213,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             self.threads.each(&mut self.devices, |_, s| s.reserve(block, bytes, purpose));
         for relocations in &relocations {
             // After a failure, other blocks may have been relocated.
-            self.relocations += relocations.as_ref().map_or(1, |relocations| *relocations);
+            self.counts.relocations += relocations.as_ref().map_or(1, |relocations| *relocations);
         }
         relocations.into_iter().try_for_each(|relocations| relocations.map(|_| ()))
     }
@@ -223,7 +233,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     fn loaded(&self, id: ProgramId) -> Result<&LoadedProgram, ExecError> {
-        self.programs.get(id.0).ok_or_else(|| ExecError::Program {
+        self.programs.get(id).ok_or_else(|| ExecError::Program {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
         })

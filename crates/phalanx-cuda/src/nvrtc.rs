@@ -23,6 +23,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("norm", include_str!("kernels/norm.cu")),
     ("pool", include_str!("kernels/pool.cu")),
     ("random", include_str!("kernels/random.cu")),
+    ("recurrent", include_str!("kernels/recurrent.cu")),
     ("reduce", include_str!("kernels/reduce.cu")),
     ("sample", include_str!("kernels/sample.cu")),
     ("softmax", include_str!("kernels/softmax.cu")),

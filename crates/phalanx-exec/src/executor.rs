@@ -6,6 +6,7 @@ use crate::cluster::LocalShard;
 use crate::error::ExecError;
 use crate::resident::{Column, StepInput, TableId};
 use phalanx_graph::profile::Profile;
+use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{Mesh, ParamId, Program};
 use std::sync::Arc;
 
@@ -35,6 +36,13 @@ pub trait Executor: Send {
 
     /// Loads a program. All programs of an executor share one parameter table.
     fn load(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError>;
+
+    /// Unloads a program, of which no step may be in flight. The memory that programs share stays.
+    fn unload(&mut self, program: ProgramId);
+
+    /// Creates the slots of an optimizer with their initial values, unless they exist. Loading a program
+    /// with an update does so too.
+    fn create_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError>;
 
     /// Starts a step. Only one may be in flight: call [`finish`](Executor::finish) before the next.
     fn start(&mut self, program: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError>;

@@ -9,6 +9,7 @@ mod checks;
 mod cluster;
 mod error;
 mod executor;
+mod program_table;
 mod resident;
 
 pub use backend::{Backend, DeviceInfo, DeviceTraits, MemoryLimit, MemoryPlan, OpenRequest, Place};
@@ -22,6 +23,7 @@ pub use error::ExecError;
 pub use executor::{
     Executor, ProcessFlags, Profiling, ProgramId, ResidentData, Staging, StateId, StepTimes,
 };
+pub use program_table::ProgramTable;
 pub use resident::{
     AffineAugment, Column, ColumnData, Fill, ImageShape, StepInput, TableId, check_columns,
 };

@@ -91,6 +91,8 @@ pub struct Graph {
     params: Vec<ParamSpec>,
     feeds: Vec<FeedSpec>,
     scopes: Vec<String>,
+    /// The scopes whose results stay 32-bit floats in mixed precision.
+    wide: Vec<u32>,
     current: u32,
 }
 
@@ -107,6 +109,7 @@ impl Graph {
             params: other.params.clone(),
             feeds: other.feeds.clone(),
             scopes: other.scopes.clone(),
+            wide: other.wide.clone(),
             current: 0,
         }
     }
@@ -127,6 +130,18 @@ impl Graph {
     /// Sets the scope by index, for passes that copy nodes.
     pub fn set_scope(&mut self, scope: u32) {
         self.current = scope;
+    }
+
+    /// Keeps the results of the current layer in 32 bits, whatever the policy of the program.
+    pub fn keep_wide(&mut self) {
+        if !self.wide.contains(&self.current) {
+            self.wide.push(self.current);
+        }
+    }
+
+    /// Whether mixed precision applies to a node: it belongs to a layer that is not kept in 32 bits.
+    pub(crate) fn may_be_mixed(&self, node: &Node) -> bool {
+        node.scope != 0 && !self.wide.contains(&node.scope)
     }
 
     /// The layer a node belongs to.

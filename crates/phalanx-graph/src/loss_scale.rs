@@ -7,7 +7,7 @@
 
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, ParamId};
-use crate::ops::Op;
+use crate::ops::{Binary, Op};
 
 /// Length of the state: the scale, the number of finite steps since it last changed, and whether the
 /// last step was finite (one) or skipped (zero).
@@ -37,6 +37,32 @@ impl LossScale {
         let scale = g.push(Op::Slice { axis: 0, start: 0, len: 1 }, &[state])?;
         let scale = g.reshape(scale, &[])?;
         g.mul(coefficient, scale)
+    }
+
+    /// The same as a node; `finite` is 1 or 0.
+    pub fn next_node(&self, g: &mut Graph, finite: NodeId) -> Result<NodeId> {
+        let state = g.param(self.state);
+        let mut element = |start: usize| {
+            let one = g.push(Op::Slice { axis: 0, start, len: 1 }, &[state])?;
+            g.reshape(one, &[])
+        };
+        let (scale, steps) = (element(0)?, element(1)?);
+        let (zero, most) = (g.scalar(0.0), g.scalar(f64::from(MAX_SCALE)));
+        let counted = g.offset(steps, 1.0)?;
+        let limit = g.scalar(f64::from(self.growth_steps));
+        let grows = g.binary(Binary::Ge, counted, limit)?;
+        let doubled = g.scale(scale, 2.0)?;
+        let doubled = g.binary(Binary::Min, doubled, most)?;
+        let grown = g.select(grows, doubled, scale)?;
+        let counted = g.select(grows, zero, counted)?;
+        let halved = g.scale(scale, 0.5)?;
+        let least = g.scalar(f64::from(f32::MIN_POSITIVE));
+        let halved = g.binary(Binary::Max, halved, least)?;
+        let mut next = [g.select(finite, grown, halved)?, g.select(finite, counted, zero)?, finite];
+        for node in &mut next {
+            *node = g.reshape(*node, &[1])?;
+        }
+        g.push(Op::Concat { axis: 0 }, &next)
     }
 
     /// The state after a step, given whether all of its gradients were finite.

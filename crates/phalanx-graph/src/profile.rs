@@ -191,6 +191,12 @@ impl Program {
             Op::BatchNormGradInput(_) => 5.0 * self.elements(y, rows),
             Op::LayerNorm(_) => 5.0 * self.elements(y, rows),
             Op::LayerNormGrad(_) => 9.0 * self.elements(y, rows),
+            // Both multiply a vector of every step by the recurrent kernel.
+            Op::Recurrent(a) | Op::RecurrentGrad(a, _) => {
+                let (steps, kernel) = (self.value(y).ty.dims[0], self.value(x[1]).ty.len());
+                let steps = steps - usize::from(a.initial && matches!(op, Op::RecurrentGrad(..)));
+                2.0 * (steps * kernel * rows) as f64
+            }
             Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
                 4.0 * self.elements(x[0], rows)
             }

@@ -2,10 +2,12 @@
 //! with finite differences, and the executor tests compare their programs with the reference evaluator.
 
 mod composed;
+mod recurrent;
 mod table;
 mod windows;
 
 pub use composed::*;
+pub use recurrent::*;
 pub use table::*;
 pub use windows::*;
 

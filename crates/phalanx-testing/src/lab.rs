@@ -58,15 +58,15 @@ macro_rules! executor_tests {
                 missing_scalars_of_the_optimizer;
             ops:
                 unary_ops binary_ops select_ops reduce_ops layout_ops dot_ops matmul_ops conv_ops pool_ops
-                softmax_ops index_and_random_ops functions batch_sums sample_ops batch_norm_ops shared_nodes
+                softmax_ops index_and_random_ops functions batch_sums sample_ops batch_norm_ops recurrent_ops shared_nodes
                 ops_without_derivatives integers_are_fetched_as_floats threshold_counts
                 replica_means_are_weighted_by_rows;
             random: random_graphs;
             steps:
-                a_step_may_do_nothing_but_assign programs_share_parameters
+                a_step_may_do_nothing_but_assign programs_share_parameters programs_of_several_shapes
                 weights_are_fetched_before_the_update slots_start_as_the_rule_says;
             train:
-                mlp_with_partial_gradients mlp_with_sharded_gradients mlp_with_adam self_attention
+                mlp_with_partial_gradients mlp_with_sharded_gradients mlp_with_adam self_attention recurrent_network
                 sharded_kernels                 gradients_are_clipped gradients_are_accumulated a_scaled_loss
                 an_overflow_keeps_accumulated_gradients cnn_with_shared_statistics
                 cnn_with_statistics_of_each_replica fewer_rows_than_workers unusual_gradients

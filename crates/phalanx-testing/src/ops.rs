@@ -162,6 +162,11 @@ pub fn batch_norm_ops(lab: &dyn Lab) {
     check_all(lab, norm_cases());
 }
 
+pub fn recurrent_ops(lab: &dyn Lab) {
+    check_all(lab, recurrent_cases());
+    check_all(lab, wide_recurrent_cases());
+}
+
 pub fn shared_nodes(lab: &dyn Lab) {
     check_all(lab, shared_cases());
 }
@@ -264,6 +269,8 @@ pub fn all_steps() -> Vec<Step> {
         batch_sum_cases,
         sample_cases,
         norm_cases,
+        recurrent_cases,
+        wide_recurrent_cases,
         shared_cases,
     ];
     let differentiable = differentiable.iter().flat_map(|cases| cases());

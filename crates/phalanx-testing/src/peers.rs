@@ -3,9 +3,10 @@
 use phalanx_distributed::{PeerError, ProcessGroup, barrier};
 use phalanx_exec::{
     Batch, Cluster, ExecError, Executor, FeedData, LocalShard, ProcessFlags, Profiling, ProgramId,
-    ResidentData, Staging, StateId, StepTimes, check_batch,
+    ProgramTable, ResidentData, Staging, StateId, StepTimes, check_batch,
 };
 use phalanx_graph::program::Program;
+use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{FeedSpec, Mesh};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -126,7 +127,7 @@ pub fn local_feeds<'a>(
 /// fetch the same bits.
 pub struct Job {
     processes: Vec<Mutex<Box<dyn Executor>>>,
-    programs: Vec<Arc<Program>>,
+    programs: ProgramTable<Arc<Program>>,
     fetched: Vec<Vec<f32>>,
 }
 
@@ -134,7 +135,7 @@ impl Job {
     /// A job of these executors, ordered by rank.
     pub fn new(executors: Vec<Box<dyn Executor>>) -> Job {
         let processes = executors.into_iter().map(Mutex::new).collect();
-        Job { processes, programs: vec![], fetched: vec![] }
+        Job { processes, programs: ProgramTable::default(), fetched: vec![] }
     }
 
     /// Calls `query` on the first executor.
@@ -170,13 +171,22 @@ impl Executor for Job {
 
     fn load(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError> {
         let ids = self.all(|e| e.load(program.clone()))?;
-        self.programs.push(program);
+        self.programs.insert(program);
         Ok(ids[0])
+    }
+
+    fn unload(&mut self, id: ProgramId) {
+        self.processes.iter_mut().for_each(|e| e.get_mut().expect("no panic").unload(id));
+        self.programs.remove(id);
+    }
+
+    fn create_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError> {
+        self.all(|e| e.create_slots(rule)).map(|_| ())
     }
 
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let unknown = || ExecError::Program { name: String::new(), reason: "not loaded".into() };
-        let program = self.programs.get(id.0).ok_or_else(unknown)?;
+        let program = self.programs.get(id).ok_or_else(unknown)?;
         // An invalid batch is rejected for all processes.
         check_batch(program, batch)?;
         let mut fetched = self.all(|e| {

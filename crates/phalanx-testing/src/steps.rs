@@ -2,10 +2,10 @@
 
 use crate::Lab;
 use crate::harness::*;
-use crate::networks::{mlp, momentum};
+use crate::networks::{mlp, momentum, sequence};
 use crate::simulate::{Numbers, SEED};
 use phalanx_cpu::reference::{Bindings, Context, evaluate};
-use phalanx_exec::{Batch, StateId};
+use phalanx_exec::{Batch, ProgramId, StateId};
 use phalanx_graph::update::{RuleBuilder, Slot, SlotInit};
 use phalanx_graph::{Fetch, Graph, Mesh, ParamId, Step};
 
@@ -77,6 +77,43 @@ pub fn programs_share_parameters(lab: &dyn Lab) {
         e.run(second, &crate::harness::batch(&context, &feeds(&elements)), &mut fetched)
             .expect("runs");
         assert_close(&format!("{mesh:?}"), &fetched[0], want[0].floats(), lab.tolerances().op);
+    }
+}
+
+/// Programs for inputs of different sizes share weights and slots. It does not matter for a single bit whether all of them
+/// stay loaded, or each only while it is used.
+pub fn programs_of_several_shapes(lab: &dyn Lab) {
+    let steps = [4, 9, 2].map(|length| sequence(length, momentum(None)));
+    for mesh in lab.meshes() {
+        let mut numbers = Numbers::new(0);
+        let params = numbers.params(&steps[0]);
+        let batches = [0, 1, 2, 1, 0].map(|shape| (shape, numbers.batch(&steps[shape], 5, 0)));
+        let run = |reload: bool| -> Vec<u32> {
+            let mut e = executor(lab, mesh, steps[0].graph.params(), &params);
+            e.create_slots(&momentum(None)).expect("fits");
+            assert_eq!(e.slots(), 1);
+            let mut ids: [Option<ProgramId>; 3] = [None; 3];
+            let mut results = vec![];
+            for (shape, b) in &batches {
+                let load = || e.load(compile(&steps[*shape], mesh, 5)).expect("loads");
+                let id = *ids[*shape].get_or_insert_with(load);
+                let (owned, mut fetched) = (elements(&b.feeds), vec![]);
+                let (feeds, scalars) = (feeds(&owned), &b.scalars[..]);
+                let batch =
+                    Batch { rows: b.rows, feeds: &feeds, seed: SEED, scalars, ..Batch::default() };
+                e.run(id, &batch, &mut fetched).expect("runs");
+                results.extend(fetched.concat());
+                if reload {
+                    e.unload(id);
+                    ids[*shape] = None;
+                    assert!(e.run(id, &batch, &mut vec![]).is_err(), "{mesh:?}");
+                }
+            }
+            e.check_consistency().expect("mirrored");
+            let params = (0..params.len() as u32).flat_map(|id| e.param(ParamId(id)).unwrap());
+            results.into_iter().chain(params).map(f32::to_bits).collect()
+        };
+        assert_eq!(run(false), run(true), "{mesh:?}");
     }
 }
 

@@ -2,7 +2,9 @@
 
 use crate::Lab;
 use crate::harness::*;
-use crate::networks::{adam, attention, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
+use crate::networks::{
+    adam, attention, cnn, mlp, momentum, odd, recurrent, scaled_cnn, scaled_mlp, wide,
+};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
 use phalanx_exec::{Accumulate, Batch, Executor, StateId};
 use phalanx_graph::update::Clip;
@@ -177,6 +179,11 @@ pub fn mlp_with_adam(lab: &dyn Lab) {
 
 pub fn self_attention(lab: &dyn Lab) {
     let step = attention(momentum(None), (0.0, 1e-3));
+    check(lab, &step, Scope::All, 6, &batches(&step, &[6, 1, 5]));
+}
+
+pub fn recurrent_network(lab: &dyn Lab) {
+    let step = recurrent(momentum(None), (0.0, 1e-3));
     check(lab, &step, Scope::All, 6, &batches(&step, &[6, 1, 5]));
 }
 

@@ -2,6 +2,8 @@
 
 use crate::by_name::{Named, variant_by_serde_name};
 use crate::error::{Error, Result};
+use phalanx_graph::functions::index::{cumulative, sort};
+use phalanx_graph::functions::layout::{flip, iota};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
@@ -87,6 +89,8 @@ pub enum ActivationFn {
     Softmax,
     /// `ln softmax(x)` over the last axis
     LogSoftmax,
+    /// `max(x - t, 0)` over the last axis, with the limit `t` that Keras computes
+    Sparsemax,
     /// A layer that is used as a function
     #[serde(skip)]
     Layer(ActivationLayer),
@@ -208,6 +212,7 @@ impl Named for ActivationFn {
         "exponential",
         "softmax",
         "log_softmax",
+        "sparsemax",
     ];
 
     fn from_name(name: &str) -> Option<ActivationFn> {
@@ -218,7 +223,7 @@ impl Named for ActivationFn {
 impl ActivationFn {
     /// Whether every element of the result depends on one element of the input.
     pub(crate) fn is_elementwise(self) -> bool {
-        !matches!(self, ActivationFn::Softmax | ActivationFn::LogSoftmax)
+        !matches!(self, ActivationFn::Softmax | ActivationFn::LogSoftmax | ActivationFn::Sparsemax)
     }
 
     /// Appends the function to the graph; `linear` appends nothing.
@@ -228,13 +233,14 @@ impl ActivationFn {
             ActivationFn::Relu => g.relu(x)?,
             ActivationFn::Relu6 => relu6(g, x)?,
             ActivationFn::LeakyRelu => leaky_relu(g, x, LEAKY_SLOPE)?,
-            ActivationFn::Elu | ActivationFn::Celu => elu(g, x, 1.0)?,
+            ActivationFn::Elu => elu(g, x, 1.0)?,
+            ActivationFn::Celu => celu(g, x, 1.0)?,
             ActivationFn::Selu => {
                 let y = elu(g, x, SELU_ALPHA)?;
                 g.scale(y, SELU_SCALE)?
             }
             ActivationFn::Gelu => gelu(g, x)?,
-            ActivationFn::Glu => glu(g, x)?,
+            ActivationFn::Glu => glu(g, x, last_axis(g, x, "glu")?)?,
             ActivationFn::Sigmoid => g.unary(Unary::Sigmoid, x)?,
             ActivationFn::LogSigmoid => {
                 let n = g.neg(x)?;
@@ -253,10 +259,10 @@ impl ActivationFn {
                 let t = g.unary(Unary::Tanh, x)?;
                 g.sub(x, t)?
             }
-            ActivationFn::HardShrink => hard_shrink(g, x)?,
-            ActivationFn::SoftShrink => soft_shrink(g, x)?,
+            ActivationFn::HardShrink => hard_shrink(g, x, SHRINK_THRESHOLD)?,
+            ActivationFn::SoftShrink => soft_shrink(g, x, SHRINK_THRESHOLD)?,
             ActivationFn::Softplus => softplus(g, x)?,
-            ActivationFn::Squareplus => squareplus(g, x)?,
+            ActivationFn::Squareplus => squareplus(g, x, 4.0)?,
             ActivationFn::SparsePlus => sparse_plus(g, x)?,
             ActivationFn::Softsign => {
                 let a = g.unary(Unary::Abs, x)?;
@@ -279,6 +285,7 @@ impl ActivationFn {
             ActivationFn::Exponential => g.unary(Unary::Exp, x)?,
             ActivationFn::Softmax => g.push(Op::Softmax, &[x])?,
             ActivationFn::LogSoftmax => g.push(Op::LogSoftmax, &[x])?,
+            ActivationFn::Sparsemax => sparsemax(g, x, last_axis(g, x, "sparsemax")?)?,
             ActivationFn::Layer(layer) => layer.apply(g, x)?,
         })
     }
@@ -292,11 +299,20 @@ fn gelu(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     Ok(g.mul(half, t)?)
 }
 
-fn glu(g: &mut Graph, x: NodeId) -> Result<NodeId> {
-    let (axis, len) = match g.ty(x).dims.split_last() {
-        Some((len, lead)) if len.is_multiple_of(2) => (lead.len(), len / 2),
+/// The last axis of a function's input.
+fn last_axis(g: &Graph, x: NodeId, function: &str) -> Result<usize> {
+    g.ty(x).dims.len().checked_sub(1).ok_or_else(|| {
+        let owner = format!("activation '{function}'");
+        Error::argument(owner, "input", "at least one axis", g.ty(x).shape_text())
+    })
+}
+
+/// `a sigmoid(b)` for the halves `a` and `b` of an axis.
+pub(crate) fn glu(g: &mut Graph, x: NodeId, axis: usize) -> Result<NodeId> {
+    let len = match g.ty(x).dims.get(axis) {
+        Some(len) if len.is_multiple_of(2) => len / 2,
         _ => {
-            let (expected, received) = ("a last axis of even length", g.ty(x).shape_text());
+            let (expected, received) = ("an axis of even length", g.ty(x).shape_text());
             return Err(Error::argument("activation 'glu'", "input", expected, received));
         }
     };
@@ -320,25 +336,27 @@ fn hard_tanh(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     Ok(g.select(above, high, y)?)
 }
 
-fn hard_shrink(g: &mut Graph, x: NodeId) -> Result<NodeId> {
-    let (zero, threshold) = (g.scalar(0.0), g.scalar(SHRINK_THRESHOLD));
+/// `x` farther than the threshold from zero, else 0.
+pub(crate) fn hard_shrink(g: &mut Graph, x: NodeId, threshold: f64) -> Result<NodeId> {
+    let (zero, threshold) = (g.scalar(0.0), g.scalar(threshold));
     let size = g.unary(Unary::Abs, x)?;
     let far = g.binary(Binary::Gt, size, threshold)?;
     Ok(g.select(far, x, zero)?)
 }
 
-fn soft_shrink(g: &mut Graph, x: NodeId) -> Result<NodeId> {
-    let (low, zero, high) =
-        (g.scalar(-SHRINK_THRESHOLD), g.scalar(0.0), g.scalar(SHRINK_THRESHOLD));
+/// `x` moved towards zero by the threshold, and not beyond.
+pub(crate) fn soft_shrink(g: &mut Graph, x: NodeId, threshold: f64) -> Result<NodeId> {
+    let (low, zero, high) = (g.scalar(-threshold), g.scalar(0.0), g.scalar(threshold));
     let (below, above) = (g.binary(Binary::Gt, low, x)?, g.binary(Binary::Gt, x, high)?);
     let (down, up) = (g.sub(x, high)?, g.sub(x, low)?);
     let y = g.select(below, up, zero)?;
     Ok(g.select(above, down, y)?)
 }
 
-fn squareplus(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+/// `(x + √(x² + b)) / 2`
+pub(crate) fn squareplus(g: &mut Graph, x: NodeId, b: f64) -> Result<NodeId> {
     let t = g.unary(Unary::Square, x)?;
-    let t = g.offset(t, 4.0)?;
+    let t = g.offset(t, b)?;
     let root = g.unary(Unary::Sqrt, t)?;
     let sum = g.add(x, root)?;
     Ok(g.scale(sum, 0.5)?)
@@ -407,6 +425,42 @@ pub(crate) fn elu(g: &mut Graph, x: NodeId, alpha: f64) -> Result<NodeId> {
     let e = g.unary(Unary::Expm1, safe)?;
     let e = if alpha == 1.0 { e } else { g.scale(e, alpha)? };
     Ok(g.select(positive, x, e)?)
+}
+
+/// `max(x, 0) + alpha · (e^(min(x, 0) / alpha) - 1)`.
+pub(crate) fn celu(g: &mut Graph, x: NodeId, alpha: f64) -> Result<NodeId> {
+    let zero = g.scalar(0.0);
+    let positive = g.binary(Binary::Gt, x, zero)?;
+    let safe = g.select(positive, zero, x)?;
+    let e = g.scale(safe, 1.0 / alpha)?;
+    let e = g.unary(Unary::Expm1, e)?;
+    let e = g.scale(e, alpha)?;
+    Ok(g.select(positive, x, e)?)
+}
+
+/// Sparsemax along an axis as Keras computes it: the limit adds the cumulative sums of the whole support instead of
+/// taking the last one.
+pub(crate) fn sparsemax(g: &mut Graph, x: NodeId, axis: usize) -> Result<NodeId> {
+    let n = g.ty(x).dims[axis];
+    let mut aligned = vec![1; g.ty(x).dims.len()];
+    aligned[axis] = n;
+    let ascending = sort(g, x, axis)?;
+    let sorted = flip(g, ascending, axis)?;
+    let sums = cumulative(g, sorted, axis, false)?;
+    let ranks = iota(g, n)?;
+    let ranks = g.offset(ranks, 1.0)?;
+    let ranks = g.reshape(ranks, &aligned)?;
+    let excess = g.offset(sums, -1.0)?;
+    let mean = g.div(excess, ranks)?;
+    let support = g.binary(Binary::Gt, sorted, mean)?;
+    let count = g.sum_axes(support, &[axis])?;
+    let zero = g.scalar(0.0);
+    let kept = g.select(support, sums, zero)?;
+    let total = g.sum_axes(kept, &[axis])?;
+    let total = g.offset(total, -1.0)?;
+    let limit = g.div(total, count)?;
+    let above = g.sub(x, limit)?;
+    Ok(g.binary(Binary::Max, above, zero)?)
 }
 
 /// `max(x, 0) + ln(1 + e^-|x|)`: no overflow, and at zero the tie of `max` makes the derivative ½.

@@ -112,6 +112,11 @@ impl<T: Named> OptionalByName<T> {
     pub fn get(&self) -> Result<Option<T>> {
         self.0.as_ref().map(|choice| choice.get().cloned()).transpose()
     }
+
+    /// Whether there is no value.
+    pub fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
 }
 
 impl<T> Default for OptionalByName<T> {

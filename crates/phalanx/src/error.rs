@@ -95,6 +95,21 @@ pub enum Error {
         /// The received value.
         received: String,
     },
+    /// A weight whose shape would depend on an open size of the model's inputs.
+    #[error(
+        "layer '{}': {}: expected a shape that does not depend on an open size of the model's inputs, \
+         received {received} for two sizes",
+        part(layer),
+        part(weight)
+    )]
+    OpenWeight {
+        /// The layer.
+        layer: String,
+        /// The weight.
+        weight: String,
+        /// Its shapes for two sizes.
+        received: String,
+    },
     /// An unknown name.
     #[error("unknown {kind} '{}'{}", part(brief(name)), part(suggestion(known, name)))]
     Unknown {

@@ -67,6 +67,7 @@ pub mod constraints;
 pub mod data;
 pub mod datasets;
 pub mod error;
+pub mod feature_space;
 pub mod history;
 pub mod initializers;
 mod json_float;
@@ -109,35 +110,39 @@ struct Readme;
 
 /// Everything that a training program needs, in one import.
 pub mod prelude {
+    #[cfg(feature = "datasets")]
+    pub use crate::callbacks::RemoteMonitor;
     pub use crate::callbacks::{
-        Action, BackupAndRestore, CSVLogger, Callback, EarlyStopping, JsonLines, LambdaCallback,
-        LearningRateScheduler, ModelCheckpoint, ReduceLROnPlateau, TensorBoard, TerminateOnNaN,
-        View,
+        Action, BackupAndRestore, CSVLogger, Callback, CallbackList, EarlyStopping, JsonLines,
+        LambdaCallback, LearningRateScheduler, ModelCheckpoint, ReduceLROnPlateau, SwapEMAWeights,
+        TensorBoard, TerminateOnNaN, View,
     };
     pub use crate::constraints::Constraint;
     pub use crate::data::{
-        Arrays, Dataset, FromDirectory, ImageDataGenerator, ImageFolder, LabelBinarizer, Pipeline,
-        Prefetch, Samples, Subset, to_categorical,
+        Arrays, Buckets, Dataset, FromDirectory, ImageDataGenerator, ImageFolder, LabelBinarizer,
+        PaddedBatch, Pipeline, Prefetch, Samples, Subset, Text, to_categorical,
     };
     pub use crate::error::{Error, Result};
     pub use crate::history::History;
     pub use crate::initializers::Initializer;
     pub use crate::layer::{Layer, LayerExt, LayerHandle};
+    pub use crate::layers::OutputMode;
     pub use crate::layers::classes::*;
     pub use crate::losses::classes::*;
     pub use crate::losses::{Loss, LossExt, Reduction};
     pub use crate::metrics::Metric;
     pub use crate::metrics::classes::*;
     pub use crate::model::{
-        Apply, Compile, Fit, Inference, Input, Logs, Model, Sequential, StepKind, Symbol, Symbols,
+        Apply, BatchWeights, Compile, Fit, Inference, Input, Logs, Model, Sequential, Shape,
+        StepKind, Symbol, Symbols,
     };
     pub use crate::optimizers::classes::*;
-    pub use crate::optimizers::{Optimizer, OptimizerExt};
+    pub use crate::optimizers::{Optimizer, OptimizerExt, OptimizerMap};
     pub use crate::regularizers::Regularizer;
     pub use crate::saving::{Load, latest_checkpoint, load_model};
     pub use crate::schedules::{
         CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, LearningRate,
-        PiecewiseConstantDecay, PolynomialDecay,
+        LearningRateSchedule, PiecewiseConstantDecay, PolynomialDecay,
     };
     pub use crate::strategy::{
         DeviceKind, MirroredStrategy, Policy, list_physical_devices, set_visible_devices,

@@ -1,6 +1,9 @@
-//! Weight regularizers, which add `l1 Σ|w| + l2 Σw²` to the loss.
+//! Regularizers of weights and of a layer's outputs, which add `l1 Σ|w| + l2 Σw²` to the loss.
 
 use crate::by_name::{keras_object, named};
+use crate::error::Result;
+use phalanx_graph::ops::Unary;
+use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
 const DEFAULT: f64 = 0.01;
@@ -68,6 +71,31 @@ impl Regularizer {
             Regularizer::L2 { l2 } => (0.0, l2),
             Regularizer::L1L2 { l1, l2 } => (l1, l2),
         }
+    }
+
+    /// Appends the penalty of a value over these axes, which disappear; `None` if it is zero.
+    pub(crate) fn penalty(
+        &self,
+        g: &mut Graph,
+        value: NodeId,
+        axes: &[usize],
+    ) -> Result<Option<NodeId>> {
+        let (l1, l2) = self.coefficients();
+        let mut total = None;
+        for (coefficient, size) in [(l1, Unary::Abs), (l2, Unary::Square)] {
+            if coefficient == 0.0 {
+                continue;
+            }
+            let sizes = g.unary(size, value)?;
+            let sum = g.sum_axes(sizes, axes)?;
+            let sum = g.reshape(sum, &[])?;
+            let sum = g.scale(sum, coefficient)?;
+            total = Some(match total {
+                None => sum,
+                Some(other) => g.add(other, sum)?,
+            });
+        }
+        Ok(total)
     }
 }
 

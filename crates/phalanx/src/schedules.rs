@@ -1,11 +1,13 @@
 //! Learning rate schedules. The rate is fed to the step program, so a schedule never causes a recompilation.
 
+mod learning_rate;
+
+pub use learning_rate::{CustomSchedule, LearningRate, LearningRateSchedule};
+
 use crate::config::setters;
 use crate::error::{Error, Result};
 use serde::de::Error as _;
-use serde::ser::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::f64::consts::PI;
 
 /// `(initial - end) · (1 - step / decay_steps)^power + end`, with the step limited to
@@ -104,15 +106,6 @@ pub struct PiecewiseConstantDecay {
     pub boundaries: Vec<u64>,
     /// The rates: one more than there are boundaries.
     pub values: Vec<f64>,
-}
-
-/// A learning rate: a constant or a schedule.
-#[derive(Clone, Debug, PartialEq)]
-pub enum LearningRate {
-    /// The same at every step unless a callback changes it.
-    Constant(f64),
-    /// A function of the step.
-    Schedule(Schedule),
 }
 
 /// The formula of a schedule.
@@ -415,35 +408,6 @@ impl Decay for PiecewiseConstantDecay {
     }
 }
 
-impl LearningRate {
-    /// The rate multiplied by a factor at every step.
-    ///
-    /// ```
-    /// use phalanx::schedules::{LearningRate, PolynomialDecay};
-    ///
-    /// let rate: LearningRate = PolynomialDecay::new(0.1, 10).into();
-    /// assert_eq!(rate.clone().scaled(4.0).at(3), 4.0 * rate.at(3));
-    /// ```
-    #[must_use]
-    pub fn scaled(mut self, factor: f64) -> LearningRate {
-        match &mut self {
-            LearningRate::Constant(rate) => *rate *= factor,
-            LearningRate::Schedule(schedule) => {
-                schedule.rates().into_iter().for_each(|rate| *rate *= factor);
-            }
-        }
-        self
-    }
-
-    /// The rate at a step; the first step is 0.
-    pub fn at(&self, step: u64) -> f64 {
-        match self {
-            LearningRate::Constant(rate) => *rate,
-            LearningRate::Schedule(schedule) => schedule.at(step),
-        }
-    }
-}
-
 /// `(1 + cos πx) / 2`: from 1 down to 0.
 fn half_cosine(x: f64) -> f64 {
     0.5 * (1.0 + (PI * x).cos())
@@ -485,45 +449,4 @@ fn read_steps<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<u64, D::Er
         return Ok(number as u64);
     }
     Err(D::Error::custom(format!("expected a whole number of steps, received {number}")))
-}
-
-/// Serialised as a Keras object with its module, so that Python finds the class.
-impl Serialize for LearningRate {
-    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
-        let schedule = match self {
-            LearningRate::Constant(rate) => return s.serialize_f64(*rate),
-            LearningRate::Schedule(schedule) => schedule,
-        };
-        let mut object = serde_json::to_value(schedule).map_err(S::Error::custom)?;
-        if let Value::Object(map) = &mut object {
-            map.insert("module".into(), "keras.optimizers.schedules".into());
-            map.insert("registered_name".into(), Value::Null);
-        }
-        object.serialize(s)
-    }
-}
-
-impl<'de> Deserialize<'de> for LearningRate {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<LearningRate, D::Error> {
-        let value = Value::deserialize(d)?;
-        match value.as_f64() {
-            Some(rate) => Ok(LearningRate::Constant(rate)),
-            None => {
-                let schedule = Schedule::deserialize(value).map_err(D::Error::custom)?;
-                Ok(LearningRate::Schedule(schedule))
-            }
-        }
-    }
-}
-
-impl From<f64> for LearningRate {
-    fn from(rate: f64) -> LearningRate {
-        LearningRate::Constant(rate)
-    }
-}
-
-impl From<Schedule> for LearningRate {
-    fn from(schedule: Schedule) -> LearningRate {
-        LearningRate::Schedule(schedule)
-    }
 }

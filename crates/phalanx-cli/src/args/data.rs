@@ -50,6 +50,35 @@ impl std::str::FromStr for Size {
     }
 }
 
+/// The shape of a sample, as in `128x3`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputShape(Vec<usize>);
+
+impl std::str::FromStr for InputShape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<InputShape, String> {
+        let size = |text: &str| text.parse().ok().filter(|n| *n > 0);
+        let sizes: Option<Vec<usize>> = text.split('x').map(size).collect();
+        sizes.map(InputShape).ok_or_else(|| "expected sizes above 0, as in 128x3".into())
+    }
+}
+
+/// Sizes that a model file leaves open.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct ShapeArgs {
+    /// Shape of a sample, as in 128x3, if the model file leaves sizes open; once for each input (default: as recorded in the file)
+    #[arg(long, value_name = "SIZES")]
+    input_shape: Vec<InputShape>,
+}
+
+impl ShapeArgs {
+    /// The dimensions of a sample of each input, if given.
+    pub fn dims(&self) -> Vec<Vec<usize>> {
+        self.input_shape.iter().map(|shape| shape.0.clone()).collect()
+    }
+}
+
 /// A factor and an offset for inputs, as in `1/255` or `1/127.5,-1`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rescale {

@@ -22,16 +22,15 @@ pub struct DeviceArgs {
     /// Seconds a worker waits for the others, if mpirun or another launcher started several
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub collective_timeout: u64,
-    /// How GPUs store activations; CPU devices always use 32-bit floats
-    #[arg(long, default_value = "float32")]
-    pub precision: PrecisionArg,
+    /// How GPUs store activations (default: as the model file says, else float32); CPU devices always use 32-bit floats
+    #[arg(long)]
+    pub precision: Option<PrecisionArg>,
 }
 
 /// How activations are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PrecisionArg {
     /// 32-bit floats; products may be rounded for the tensor cores
-    #[default]
     Float32,
     /// Keras' policy: 16 bits with the range of 32-bit floats; weights stay 32-bit
     #[value(name = "mixed_bfloat16", alias = "bf16")]

@@ -5,7 +5,9 @@ mod device;
 mod model;
 mod train;
 
-pub use data::{CategoriesArg, DATA_HELP, DataArgs, DataCommand, MissingArg, Rescale, Size};
+pub use data::{
+    CategoriesArg, DATA_HELP, DataArgs, DataCommand, MissingArg, Rescale, ShapeArgs, Size,
+};
 pub use device::{BatchArgs, Bytes, DeviceArgs, PrecisionArg};
 pub use model::{Bench, Evaluate, Inspect, Plan, Predict};
 pub use train::{Augment, Schedule, Train};
@@ -81,6 +83,7 @@ The header reports all of this. Epochs in files count from 1.")]
   phalanx bench mnist-cnn --batch-size 256
   phalanx bench minigooglenet --replicas 2 --batch-size 32 --json
   phalanx bench model.keras --inference
+  phalanx bench sequences.keras --input-shape 128x3  # open sizes
   phalanx bench minigooglenet --profile              # where the time goes
   phalanx bench minigooglenet --inference --batch-size 1
   phalanx bench minigooglenet --data cifar-10 --augment shift,flip    # is input fast enough?
@@ -136,6 +139,7 @@ Example:
   phalanx plan minigooglenet --device gpu --memory 16GiB
   phalanx plan resnet50 --device gpu --precision mixed_bfloat16
   phalanx plan model.keras --devices gpu:0,gpu:1 --batch-size 256
+  phalanx plan sequences.keras --input-shape 128x3   # open sizes
 
 No GPU is needed or used. Memory depends on each replica's share of the batch, as in train.")]
     Plan(Plan),

@@ -1,7 +1,7 @@
 //! Arguments of the commands that take a model and do not train it.
 
 use super::device::device_kind;
-use super::{Augment, BatchArgs, Bytes, DataArgs, DeviceArgs, PrecisionArg, Rescale};
+use super::{Augment, BatchArgs, Bytes, DataArgs, DeviceArgs, PrecisionArg, Rescale, ShapeArgs};
 use crate::network::{DataParser, ModelArg, ModelArgParser};
 use clap::Args as ClapArgs;
 use clap::builder::RangedU64ValueParser;
@@ -65,6 +65,9 @@ pub struct Predict {
     /// Devices
     #[command(flatten)]
     pub device_args: DeviceArgs,
+    /// Open sizes
+    #[command(flatten)]
+    pub shapes: ShapeArgs,
 }
 
 /// `phalanx bench`.
@@ -104,6 +107,9 @@ pub struct Bench {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Open sizes
+    #[command(flatten)]
+    pub shapes: ShapeArgs,
 }
 
 /// `phalanx inspect`.
@@ -124,6 +130,9 @@ pub struct Inspect {
     /// Devices
     #[command(flatten)]
     pub device_args: DeviceArgs,
+    /// Open sizes
+    #[command(flatten)]
+    pub shapes: ShapeArgs,
 }
 
 /// `phalanx plan`.
@@ -144,9 +153,9 @@ pub struct Plan {
     /// Threads per CPU device (default: the cores, divided evenly)
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub threads: Option<usize>,
-    /// How GPUs store activations; CPU devices always use 32-bit floats
-    #[arg(long, default_value = "float32")]
-    pub precision: PrecisionArg,
+    /// How GPUs store activations (default: as the model file says, else float32); CPU devices always use 32-bit floats
+    #[arg(long)]
+    pub precision: Option<PrecisionArg>,
     /// Memory of each GPU, or of the machine for CPU devices, such as 16GiB; also finds the largest
     /// batch that fits
     #[arg(long)]
@@ -154,4 +163,7 @@ pub struct Plan {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Open sizes
+    #[command(flatten)]
+    pub shapes: ShapeArgs,
 }

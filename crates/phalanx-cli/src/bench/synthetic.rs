@@ -17,12 +17,20 @@ pub fn batch(model: &Model, outputs: &[Output], batch: usize) -> Result<Arrays> 
         config.get("input_dim").and_then(serde_json::Value::as_u64)
     });
     let index_limit = rows.min().unwrap_or(2).max(1);
-    let mut inputs = vec![];
-    for (dims, dtype) in model.input_shapes().iter().zip(model.input_dtypes()) {
-        let (dims, len) = batch_dims(batch, dims)?;
+    let mut inputs: Vec<Samples> = vec![];
+    let types = model.input_dtypes().into_iter().zip(model.text_inputs());
+    for (shape, (dtype, is_text)) in model.input_shapes().iter().zip(types) {
+        let dims = shape.known().context("expected a model without open sizes")?;
+        let (dims, len) = batch_dims(batch, &dims)?;
         inputs.push(match dtype {
-            DType::I32 => Tensor::new(dims, filled(len, batch, || rng.below(index_limit) as i32)?)?,
-            _ => Tensor::new(dims, filled(len, batch, || rng.unit() as f32)?)?,
+            DType::I32 if is_text => {
+                let mut word = || format!("word{} word{}", rng.below(1000), rng.below(1000));
+                Text::new(dims, filled(len, batch, &mut word)?)?.into()
+            }
+            DType::I32 => {
+                Tensor::new(dims, filled(len, batch, || rng.below(index_limit) as i32)?)?.into()
+            }
+            _ => Tensor::new(dims, filled(len, batch, || rng.unit() as f32)?)?.into(),
         });
     }
     let mut targets = vec![];

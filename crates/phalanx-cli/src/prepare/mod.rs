@@ -125,8 +125,23 @@ pub fn prepare_for_trained(
         .test_split
         .filter(|_| preprocessing.was_trained_on(request.name) && loaded.test.is_none());
     let loaded = loaded.hold_out(request.args.test_split.or(recorded), None)?;
-    let preprocessing = preprocessing.clone().rescaled(request.args.rescale);
+    let mut preprocessing = preprocessing.clone().rescaled(request.args.rescale);
+    if give_sizes(spec, &loaded)? && loaded.arrays {
+        preprocessing.input = spec.dims(&preprocessing.input).concat();
+    }
     finish(spec, preprocessing, request, loaded)
+}
+
+/// Gives the sizes of the data to a model that leaves some open. Returns whether it does.
+fn give_sizes(spec: &ModelSpec, loaded: &LoadedData) -> Result<bool> {
+    let ModelKind::File(file) = &spec.kind else { return Ok(false) };
+    if !file.has_open_sizes() {
+        return Ok(false);
+    }
+    let inputs = by_name("x", &loaded.train.inputs, &spec.io_names().0)?;
+    let dims: Vec<Vec<usize>> = inputs.iter().map(|source| source.dims()).collect();
+    file.give_sizes(&dims)?;
+    Ok(true)
 }
 
 /// Loads data and adapts them and the model to each other. A network by name takes its input and classes from the
@@ -158,6 +173,19 @@ pub fn prepare(
         let flag = if size.is_some() { "--image-size" } else { "--grayscale" };
         bail!("{flag}: expected images, received --data {}", shown(name));
     }
+    if let ModelKind::File(file) = &spec.kind
+        && file.has_open_sizes()
+        && spec.preprocessing.is_none()
+        && size.is_none()
+        && loaded.images
+        && !loaded.arrays
+    {
+        bail!(
+            "--image-size: expected the size of the images, which the model leaves open: {}",
+            file.declared_shapes()
+        );
+    }
+    give_sizes(spec, &loaded).with_context(|| format!("--data {}", shown(name)))?;
     if grayscale && loaded.arrays {
         bail!("--grayscale: expected a directory of images, received --data {}", shown(name));
     }
@@ -196,7 +224,8 @@ fn load_request<'a>(
     table: Option<&'a phalanx::datasets::TableEncoding>,
 ) -> LoadRequest<'a> {
     let (inputs, outputs) = spec.io_names();
-    LoadRequest { name: request.name, image_options, args: request.args, inputs, outputs, table }
+    let (name, args, text_inputs) = (request.name, request.args, spec.text_inputs());
+    LoadRequest { name, image_options, args, inputs, text_inputs, outputs, table }
 }
 
 /// Preprocesses the loaded data.

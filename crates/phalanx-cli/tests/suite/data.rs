@@ -416,3 +416,60 @@ fn implicit_changes_of_targets_or_inputs_are_rejected() {
     let args = ["train", "images.keras", "--data", "odd.npz"];
     assert_eq!(fault(dir.path(), &args, 1, "samples of [6, 6, 1], received [4, 9, 1]"), None);
 }
+
+/// Saves a model on sequences of three numbers per step, of any length.
+fn saved_with_open_sizes(dir: &Path) {
+    let x = Input::new([None, Some(3)]).symbol();
+    let mut model = Model::new(&x, Dense::new(2).apply(LSTM::new(4).apply(&x))).unwrap();
+    model.compile(Compile::new(SGD::new(0.1)).loss("mse")).unwrap();
+    model.save(dir.join("model.keras")).unwrap();
+}
+
+#[test]
+fn open_sizes_come_from_the_data() {
+    let dir = tempfile::tempdir().unwrap();
+    saved_with_open_sizes(dir.path());
+    let (x, y) = (floats(&[20, 5, 3], 0), floats(&[20, 2], 1));
+    npz(&dir.path().join("data.npz"), &[("x", &x), ("y", &y)]);
+    trains_alike(dir.path(), &["--data", "data.npz"], Arrays::new(x, y).unwrap());
+    // The trained model still takes sequences of any length.
+    let trained = load_model(dir.path().join("trained.keras")).unwrap();
+    assert!(trained.has_open_sizes());
+    let (x, y) = (floats(&[6, 9, 3], 2), floats(&[6, 2], 3));
+    npz(&dir.path().join("longer.npz"), &[("x", &x), ("y", &y)]);
+    for file in ["model.keras", "trained.keras"] {
+        let out = succeeds(dir.path(), &["evaluate", file, "--data", "longer.npz"]);
+        let mut model = load_model(dir.path().join(file)).unwrap();
+        let logs = model.evaluate_with((&x, &y), Inference::new()).unwrap();
+        let loss = format!("loss: {:.4}", logs.get("loss").unwrap());
+        assert!(out.contains(&loss), "{out} should say {loss}");
+        npy::write(&dir.path().join("x.npy"), &x).unwrap();
+        succeeds(dir.path(), &["predict", file, "--input", "x.npy", "--output", "p.npy"]);
+        let outputs = npy::read(&dir.path().join("p.npy")).unwrap().to_tensor();
+        assert_eq!(outputs.f32(), model.predict(&x).unwrap().f32());
+    }
+    npz(
+        &dir.path().join("narrow.npz"),
+        &[("x", &floats(&[4, 5, 2], 0)), ("y", &floats(&[4, 2], 0))],
+    );
+    let narrow = ["train", "model.keras", "--data", "narrow.npz"];
+    let expected = "expected samples of (None, None, 3), received [[5, 2]]";
+    assert_eq!(fault(dir.path(), &narrow, 1, expected), None);
+}
+
+#[test]
+fn open_sizes_without_data_are_given() {
+    let dir = tempfile::tempdir().unwrap();
+    saved_with_open_sizes(dir.path());
+    let bench = ["bench", "model.keras", "--steps", "1", "--batch-size", "4"];
+    let plan = ["plan", "model.keras", "--device", "cpu", "--threads", "1"];
+    let inspect = ["inspect", "model.keras", "--program"];
+    for command in [&bench[..], &plan, &inspect] {
+        let expected = "leaves sizes open, (None, None, 3): give them with --input-shape";
+        assert_eq!(fault(dir.path(), command, 1, expected), None);
+        succeeds(dir.path(), &[command, &["--input-shape", "7x3"]].concat());
+        let other = [command, &["--input-shape", "7x4"]].concat();
+        let expected = "expected samples of (None, None, 3), received [[7, 4]]";
+        assert_eq!(fault(dir.path(), &other, 1, expected), None);
+    }
+}

@@ -92,3 +92,66 @@ fn a_model_with_integer_inputs_can_be_measured() {
     let out = succeeds(dir.path(), &["train", "words.keras", "--data", "d.npz", "--epochs", "1"]);
     assert!(out.contains("6 rows to train on"), "{out}");
 }
+
+/// A table of texts, and a model that takes them.
+#[test]
+fn a_model_of_strings_trains_evaluates_and_predicts_on_a_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let texts: Vec<String> = (0..40)
+        .map(|i| format!("{} {} film", ["a", "The"][i % 2], ["Good!", "bad, bad"][i / 2 % 2]))
+        .collect();
+    let quoted = texts.iter().enumerate();
+    let rows: String =
+        quoted.map(|(i, text)| format!("\"{text}\",{}\n", ["yes", "no"][i / 2 % 2])).collect();
+    std::fs::write(dir.path().join("d.csv"), format!("review,liked\n{rows}")).unwrap();
+    let x = Input::new([1]).strings().named("review").symbol();
+    let vectorize = TextVectorization::new().output_sequence_length(4).adapt(&texts[..]).unwrap();
+    let y = Embedding::new(10, 4).apply(vectorize.apply(&x));
+    let y = Dense::new(1).activation("sigmoid").apply(Flatten::new().apply(&y));
+    let mut model = Model::new(&x, &y).unwrap();
+    let compile = Compile::new(Adam::new(0.05)).loss("binary_crossentropy");
+    model.compile(compile.metrics(["accuracy"])).unwrap();
+    model.save(dir.path().join("m.keras")).unwrap();
+    let train = ["train", "m.keras", "--data", "d.csv", "--epochs", "8", "--save", "t.keras"];
+    succeeds(dir.path(), &train);
+    let evaluated = succeeds(dir.path(), &["evaluate", "t.keras"]);
+    assert!(evaluated.contains("accuracy: 1.0000"), "{evaluated}");
+    std::fs::write(dir.path().join("new.csv"), "review\na good film\nBAD bad\n\"\"\n").unwrap();
+    let trained = load_model(dir.path().join("t.keras")).unwrap();
+    let expected = trained.predict(Text::from(["a good film", "BAD bad", ""])).unwrap();
+    // The trained file records the table; the first one does not.
+    for (file, expected) in [
+        ("t.keras", expected),
+        ("m.keras", model.predict(Text::from(["a good film", "BAD bad", ""])).unwrap()),
+    ] {
+        succeeds(dir.path(), &["predict", file, "--input", "new.csv", "--output", "y.npy"]);
+        assert_eq!(*npy::read(&dir.path().join("y.npy")).unwrap().to_tensor(), expected, "{file}");
+    }
+    succeeds(dir.path(), &["bench", "m.keras", "--steps", "2", "--batch-size", "8"]);
+}
+
+/// Columns of numbers and strings by the names of the inputs.
+#[test]
+fn a_table_feeds_inputs_of_strings_and_numbers_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (city, age) =
+        (Input::new([1]).strings().named("city").symbol(), Input::new([1]).named("age").symbol());
+    let lookup = StringLookup::new().vocabulary(["Rome", "Oslo"]).output_mode(OutputMode::OneHot);
+    let both = Concatenate::new().apply([lookup.apply(&city), age.clone()]);
+    let mut model = Model::new([&city, &age], Dense::new(1).apply(&both)).unwrap();
+    model.compile(Compile::new(SGD::new(0.01)).loss("mse")).unwrap();
+    model.save(dir.path().join("m.keras")).unwrap();
+    let table = "age,city,price\n1,Rome,3\n2,Oslo,4\n3,,5\n0.5,\"Rio, Brazil\",1\n";
+    std::fs::write(dir.path().join("d.csv"), table).unwrap();
+    let out = succeeds(dir.path(), &["train", "m.keras", "--data", "d.csv", "--epochs", "2"]);
+    assert!(out.contains("4 rows to train on"), "{out}");
+    let predict = ["predict", "m.keras", "--input", "d.csv", "--output", "y.npy"];
+    succeeds(dir.path(), &predict);
+    let cities = Text::from(["Rome", "Oslo", "", "Rio, Brazil"]);
+    let ages = Tensor::new([4, 1], vec![1.0, 2.0, 3.0, 0.5f32]).unwrap();
+    let expected = model.predict(Arrays::new((cities, ages), ()).unwrap()).unwrap();
+    assert_eq!(*npy::read(&dir.path().join("y.npy")).unwrap().to_tensor(), expected);
+    std::fs::write(dir.path().join("odd.csv"), "age,town\n1,Rome\n").unwrap();
+    let odd = ["predict", "m.keras", "--input", "odd.csv", "--output", "y.npy"];
+    assert_eq!(fault(dir.path(), &odd, 1, "a column for the input 'city'"), None);
+}

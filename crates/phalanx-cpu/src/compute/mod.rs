@@ -7,6 +7,7 @@ mod layout;
 mod norm;
 mod pool;
 mod random;
+mod recurrent;
 mod reduce;
 mod softmax;
 
@@ -14,7 +15,7 @@ use crate::collectives::update;
 use crate::kernels::conv::{self as conv_kernels, Method, Pass};
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::kernels::matrix::Epilogue;
-use crate::kernels::{dot, matmul};
+use crate::kernels::{dot, matmul, recurrent as recurrent_kernels};
 use crate::worker::{WorkerCtx, spatial_split};
 use phalanx_graph::program::{Instr, Options, Program, ValueId};
 use phalanx_graph::{ConvGeom, Op, ops};
@@ -40,6 +41,9 @@ pub(crate) fn scratch_bytes(
                 match op {
                     Op::Dot(_) | Op::DotGradInput => dot::scratch_len(dims(1)[0], dims(1)[1]),
                     Op::MatMul(_) => matmul::scratch_len(),
+                    Op::Recurrent(_) | Op::RecurrentGrad(..) => {
+                        recurrent_kernels::scratch_len(dims(1)[0])
+                    }
                     Op::Conv(g, _) => conv_scratch(program, g, Pass::Forward),
                     Op::ConvGradInput(g) => conv_scratch(program, g, Pass::GradInput),
                     Op::ConvGradKernel(g) => conv_scratch(program, g, Pass::GradKernel),
@@ -168,6 +172,7 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::BatchNormGradInput(..)
         | Op::LayerNorm(_)
         | Op::LayerNormGrad(_) => norm::compute(ctx, op, x, y),
+        Op::Recurrent(_) | Op::RecurrentGrad(..) => recurrent::compute(ctx, op, x, y),
         Op::Feed { .. }
         | Op::Param { .. }
         | Op::Unary(_)

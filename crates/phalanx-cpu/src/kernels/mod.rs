@@ -13,6 +13,7 @@ pub mod matrix;
 pub mod norm;
 pub mod pool;
 pub mod random;
+pub mod recurrent;
 pub mod reduce;
 pub mod sample;
 pub mod softmax;

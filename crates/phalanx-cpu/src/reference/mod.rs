@@ -17,6 +17,7 @@ mod matmul;
 mod norm;
 mod pool;
 mod random;
+mod recurrent;
 mod reduce;
 mod sample;
 mod softmax;
@@ -154,6 +155,8 @@ fn evaluate_node(
         Op::BatchNormGradInput(attrs) => norm::grad_input(attrs, x),
         Op::LayerNorm(attrs) => layer_norm::layer_norm(attrs, x[0]),
         Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(attrs, x[0], x[1]),
+        Op::Recurrent(attrs) => recurrent::recurrent(attrs, x, dims),
+        Op::RecurrentGrad(attrs, more) => recurrent::grad(attrs, *more, x, dims),
         Op::AllReduce { .. } => collective::all_reduce(x[0]),
         Op::ReplicaMean => collective::replica_mean(x[0]),
     }

@@ -155,6 +155,11 @@ fn sample_derivatives() {
 }
 
 #[test]
+fn recurrent_derivatives() {
+    check_all(recurrent_cases());
+}
+
+#[test]
 fn batch_norm_derivatives() {
     check_all(norm_cases());
 }
@@ -276,6 +281,8 @@ op_table! {
     Op::BatchNormGradInput(_) => "batch_norm_grad_input", Refused;
     Op::LayerNorm(_) => "layer_norm", Smooth;
     Op::LayerNormGrad(_) => "layer_norm_grad", Refused;
+    Op::Recurrent(_) => "recurrent", Smooth;
+    Op::RecurrentGrad(..) => "recurrent_grad", Refused;
     Op::AllReduce { .. } => "all_reduce", Smooth;
     Op::ReplicaMean => "replica_mean", Refused;
 }
@@ -297,6 +304,7 @@ fn all_cases() -> Vec<Case> {
         batch_sum_cases(),
         sample_cases(),
         norm_cases(),
+        recurrent_cases(),
         shared_cases(),
     ]
     .into_iter()

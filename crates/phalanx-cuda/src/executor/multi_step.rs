@@ -128,7 +128,7 @@ impl<M: GpuDevice> ResidentData for GpuExecutor<M> {
 
     fn evict(&mut self, id: TableId) {
         let Some(table) = self.tables.get_mut(id.0).and_then(Option::take) else { return };
-        for program in &mut self.programs {
+        for program in self.programs.iter_mut() {
             let of_it: Vec<StepKey> =
                 program.steps.keys().copied().filter(|k| k.table == Some(id)).collect();
             for prepared in of_it.iter().filter_map(|key| program.steps.remove(key)) {
@@ -149,7 +149,7 @@ impl<M: GpuDevice> ResidentData for GpuExecutor<M> {
         rows: usize,
     ) -> Result<usize, ExecError> {
         let key = self.prepare_table_step(id, table, rows)?;
-        let steps = &self.programs[id.0].steps[&key].ids;
+        let steps = &self.programs[id].steps[&key].ids;
         let each = self.devices.iter().zip(steps).map(|(s, step)| s.gpu.steps_per_launch(*step));
         Ok(each.min().unwrap_or(1))
     }
@@ -164,7 +164,7 @@ impl<M: GpuDevice> ResidentData for GpuExecutor<M> {
         let Some(first) = steps.first() else { return Ok(()) };
         let key = self.prepare_table_step(id, table, first.rows.len())?;
         self.in_flight.since = Instant::now();
-        let loaded = &self.programs[id.0];
+        let loaded = &self.programs[id];
         let layout = self.step_layout(loaded, self.table(table)?);
         let (ids, mesh) = (&loaded.steps[&key].ids, self.mesh);
         run_all(&self.threads, &mut self.devices, |i, DeviceReplicas { gpu, replicas, .. }| {
@@ -189,9 +189,9 @@ impl<M: GpuDevice> ResidentData for GpuExecutor<M> {
     fn finish_steps(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
         fetched.clear();
         let Some((id, steps)) = self.in_flight.table_steps.take() else { return Ok(()) };
-        let bytes = self.programs[id.0].fetch_bytes;
+        let bytes = self.programs[id].fetch_bytes;
         self.read_block(Block::Results, bytes * steps)?;
-        let loaded = &self.programs[id.0];
+        let loaded = &self.programs[id];
         for step in self.devices[0].fetched[0].chunks_exact(bytes.max(1)) {
             let each = loaded.program.fetches().iter().zip(&loaded.fetches);
             let values = |(plan, at): (&FetchPlan, &usize)| {

@@ -9,9 +9,12 @@ use crate::lower::{self, FusionFacts, Request};
 use crate::plan::{Allocation, Allocations};
 use phalanx_exec::{ExecError, ProgramId, check_program, check_slots};
 use phalanx_graph::program::Program;
-use phalanx_graph::update::SlotInit;
+use phalanx_graph::update::{SlotInit, UpdateRule};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// Maximum number of prepared steps. A step is prepared for every number of rows of every program.
+const MAX_PREPARED_STEPS: usize = 256;
 
 impl<M: GpuDevice> GpuExecutor<M> {
     /// Loads a program: reserves the memory that does not depend on the number of rows.
@@ -28,14 +31,12 @@ impl<M: GpuDevice> GpuExecutor<M> {
         let allocations = Allocations::of(&program);
         let blocks = allocations.blocks(&program);
         self.reserve_all(&blocks)?;
-        let slots = program.update().map(|plan| &plan.rule.slots);
-        if let Some(slots) = slots.filter(|slots| slots.len() != self.state.slots) {
-            let inits: Vec<SlotInit> = slots.iter().map(|s| s.init).collect();
-            self.init_slots(&inits)?;
+        if let Some(plan) = program.update() {
+            self.create_all_slots(&plan.rule)?;
         }
         let Allocations { layout, inputs, fetches, fetch_bytes, .. } = allocations;
         let facts = FusionFacts::of(&program, self.mesh.devices == 1 && !self.joined);
-        self.programs.push(LoadedProgram {
+        Ok(self.programs.insert(LoadedProgram {
             program,
             layout,
             facts,
@@ -45,18 +46,57 @@ impl<M: GpuDevice> GpuExecutor<M> {
             fetch_bytes,
             steps: HashMap::new(),
             measured: None,
-        });
-        Ok(ProgramId(self.programs.len() - 1))
+        }))
+    }
+
+    /// Unloads a program with its prepared steps.
+    pub(super) fn unload_program(&mut self, id: ProgramId) {
+        let Some(loaded) = self.programs.remove(id) else { return };
+        loaded.steps.into_values().for_each(|prepared| self.forget(prepared));
+        self.in_flight.staged = self.in_flight.staged.filter(|staged| *staged != id);
+    }
+
+    /// Creates the slots of an optimizer, unless they exist.
+    pub(super) fn create_all_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError> {
+        if rule.slots.len() == self.state.slots {
+            return Ok(());
+        }
+        let inits: Vec<SlotInit> = rule.slots.iter().map(|s| s.init).collect();
+        for slot in 0..inits.len() {
+            self.reserve(Block::Slot(slot), self.state.bytes, "optimizer slots")?;
+        }
+        self.init_slots(&inits)
+    }
+
+    fn forget(&mut self, prepared: PreparedStep) {
+        for (device, step) in self.devices.iter_mut().zip(prepared.ids) {
+            device.gpu.forget(step);
+        }
+    }
+
+    /// Drops the least recently used steps until another one may be prepared. All processes drop the same.
+    fn make_room(&mut self) {
+        let prepared = |p: &LoadedProgram| p.steps.len();
+        while self.programs.iter().map(prepared).sum::<usize>() >= MAX_PREPARED_STEPS {
+            let steps = |p: &LoadedProgram| p.steps.values().map(|s| s.used).min();
+            let Some(oldest) = self.programs.iter().filter_map(steps).min() else { return };
+            let mut dropped = vec![];
+            for program in self.programs.iter_mut() {
+                dropped.extend(program.steps.extract_if(|_, s| s.used == oldest).map(|(_, s)| s));
+            }
+            dropped.into_iter().for_each(|prepared| self.forget(prepared));
+        }
     }
 
     /// Prepares a step for a batch, if it is not prepared yet.
     pub(super) fn prepare_step(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
-        if !self.programs[id.0].steps.contains_key(&key) {
+        if !self.programs[id].steps.contains_key(&key) {
+            self.make_room();
             let mut plans = vec![];
             let mut max_bytes = (0, 0);
             for device in 0..self.devices.len() {
                 let replicas = self.replicas_on(device, key.rows);
-                let loaded = &self.programs[id.0];
+                let loaded = &self.programs[id];
                 let (plan, (scratch, counters)) = lower::lower(&Request {
                     program: &loaded.program,
                     layout: &loaded.layout,
@@ -77,17 +117,17 @@ impl<M: GpuDevice> GpuExecutor<M> {
             let blocks = scratch.map(allocation).to_vec();
             // Other processes may need more memory. Their steps must then be captured again, which
             // all processes do at the same time.
-            self.relocations += u64::from(self.peers.is_some());
-            let prepared = PreparedStep { plans, blocks, ids: vec![], relocations: 0 };
-            self.programs[id.0].steps.insert(key, prepared);
+            self.counts.relocations += u64::from(self.peers.is_some());
+            let prepared = PreparedStep { plans, blocks, ids: vec![], relocations: 0, used: 0 };
+            self.programs[id].steps.insert(key, prepared);
         }
-        let prepared = &self.programs[id.0].steps[&key];
-        if prepared.ids.is_empty() || prepared.relocations != self.relocations {
+        let prepared = &self.programs[id].steps[&key];
+        if prepared.ids.is_empty() || prepared.relocations != self.counts.relocations {
             // A program that failed to allocate may have left less memory than this one needs.
-            let (fixed, scratch) = (self.programs[id.0].blocks.clone(), prepared.blocks.clone());
+            let (fixed, scratch) = (self.programs[id].blocks.clone(), prepared.blocks.clone());
             self.reserve_all(&fixed)?;
             self.reserve_all(&scratch)?;
-            let prepared = self.programs[id.0].steps.get_mut(&key).expect("made above");
+            let prepared = self.programs[id].steps.get_mut(&key).expect("made above");
             for (device, old) in self.devices.iter_mut().zip(std::mem::take(&mut prepared.ids)) {
                 device.gpu.forget(old);
             }
@@ -98,9 +138,12 @@ impl<M: GpuDevice> GpuExecutor<M> {
             let arrived = self.peers.as_ref().map_or(Ok(()), PeerGroup::barrier);
             self.abort_on_error(arrived)?;
             self.run_all(|i, s| s.gpu.capture(ids[i]))?;
-            let prepared = self.programs[id.0].steps.get_mut(&key).expect("made above");
-            (prepared.ids, prepared.relocations) = (ids, self.relocations);
+            let prepared = self.programs[id].steps.get_mut(&key).expect("made above");
+            (prepared.ids, prepared.relocations) = (ids, self.counts.relocations);
         }
+        self.counts.uses += 1;
+        let uses = self.counts.uses;
+        self.programs[id].steps.get_mut(&key).expect("made above").used = uses;
         Ok(())
     }
 }

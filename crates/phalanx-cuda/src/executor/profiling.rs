@@ -20,7 +20,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     /// Measures every instruction on the first GPU. Weights and slots are restored afterwards.
     pub(super) fn measure(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
         let (blocks, param_bytes) = (self.state.blocks(), self.state.bytes);
-        let loaded = &mut self.programs[id.0];
+        let loaded = &mut self.programs[id];
         let prepared = &loaded.steps[&key];
         let (items, step) = (&prepared.plans[0].work_items, prepared.ids[0]);
         let DeviceReplicas { gpu, replicas, .. } = &mut self.devices[0];
@@ -61,7 +61,7 @@ impl<M: GpuDevice> Profiling for GpuExecutor<M> {
     }
 
     fn profile(&self, id: ProgramId) -> Option<Profile> {
-        let loaded = self.programs.get(id.0)?;
+        let loaded = self.programs.get(id)?;
         let Measured { rows, seconds, unmeasured } = loaded.measured.as_ref()?;
         Some(Profile::new(&loaded.program, *rows, 1, seconds).lacking(unmeasured))
     }

@@ -10,6 +10,7 @@ use phalanx_exec::{
     ResidentData, Staging, StateId, StepTimes, check_own_batch, check_own_feeds,
 };
 use phalanx_graph::program::{Mesh, Program, split_range};
+use phalanx_graph::update::UpdateRule;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,7 +28,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
 
     /// Copies its rows of the feeds to every replica.
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
-        let LoadedProgram { program, layout, inputs, .. } = &self.programs[id.0];
+        let LoadedProgram { program, layout, inputs, .. } = &self.programs[id];
         let (mesh, own) = (self.mesh, self.shard().rows(batch.rows));
         let staged = self.threads.each(&mut self.devices, |_, device| {
             let first = device.replicas.start;
@@ -60,7 +61,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         rows: usize,
         fetched: &mut Vec<Vec<f32>>,
     ) -> Result<(), ExecError> {
-        let loaded = &self.programs[id.0];
+        let loaded = &self.programs[id];
         fetched.resize_with(loaded.program.fetches().len(), Vec::new);
         for ((plan, at), out) in
             loaded.program.fetches().iter().zip(&loaded.fetches).zip(fetched.iter_mut())
@@ -111,6 +112,14 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         self.load_program(program)
     }
 
+    fn unload(&mut self, id: ProgramId) {
+        self.unload_program(id);
+    }
+
+    fn create_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError> {
+        self.create_all_slots(rule)
+    }
+
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let program = &self.loaded(id)?.program;
         check_own_batch(program, batch, self.shard().rows(batch.rows).len())?;
@@ -123,7 +132,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         self.peers.iter_mut().for_each(|peers| peers.set_step(batch.step));
         let key = StepKey { rows: batch.rows, accumulate, table: None };
         self.prepare_step(id, key)?;
-        if self.timing.profiling && self.programs[id.0].measured.is_none() {
+        if self.timing.profiling && self.programs[id].measured.is_none() {
             self.measure(id, key)?;
         }
         self.in_flight.since = Instant::now();
@@ -131,7 +140,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
             self.stage_feeds(id, batch)?;
         }
         let head = Self::head(batch).to_bytes();
-        let ids = self.programs[id.0].steps[&key].ids.clone();
+        let ids = self.programs[id].steps[&key].ids.clone();
         self.run_all(|i, s| s.gpu.start(ids[i], &head))?;
         self.in_flight.step = Some((id, batch.rows));
         Ok(())
@@ -141,13 +150,13 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         let Some((id, rows)) = self.in_flight.step.take() else { return Ok(()) };
         if let Some(peers) = &mut self.peers {
             // Runs while the GPUs compute. A process that does not take part is identified by name.
-            let exchanged = peers.exchange_flags(&self.programs[id.0].program);
+            let exchanged = peers.exchange_flags(&self.programs[id].program);
             self.abort_on_error(exchanged)?;
         }
-        self.read_block(Block::Fetches, self.programs[id.0].fetch_bytes)?;
+        self.read_block(Block::Fetches, self.programs[id].fetch_bytes)?;
         let taken = self.collect_fetches(id, rows, fetched);
         self.abort_on_error(taken)?;
-        if self.programs[id.0].program.update().is_some() {
+        if self.programs[id].program.update().is_some() {
             self.timing.steps.compute += self.in_flight.since.elapsed().as_secs_f64();
         }
         Ok(())

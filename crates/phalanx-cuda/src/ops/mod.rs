@@ -10,6 +10,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod random;
+pub(crate) mod recurrent;
 pub(crate) mod reduce;
 pub(crate) mod sample;
 pub(crate) mod softmax;
@@ -69,6 +70,8 @@ pub(crate) fn compute(
         Op::Uniform { key, .. } => random::uniform(cx, *key, y),
         Op::LayerNorm(attrs) => layer_norm::layer_norm(cx, attrs, x, y),
         Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(cx, attrs, x, y),
+        Op::Recurrent(attrs) => recurrent::recurrent(cx, attrs, x, y),
+        Op::RecurrentGrad(attrs, more) => recurrent::recurrent_grad(cx, attrs, *more, x, y),
         Op::Feed { .. }
         | Op::Param { .. }
         | Op::Unary(_)

@@ -8,7 +8,7 @@ use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Scope, Step};
 use phalanx_testing::harness::{elements, feeds};
 use phalanx_testing::needs;
-use phalanx_testing::networks::{attention, cnn, mlp, momentum, scaled_cnn, scaled_mlp};
+use phalanx_testing::networks::{attention, cnn, mlp, momentum, recurrent, scaled_cnn, scaled_mlp};
 use phalanx_testing::simulate::{Numbers, SEED};
 
 /// Whether there is a real GPU.
@@ -122,6 +122,13 @@ fn a_perceptron() {
 #[test]
 fn self_attention() {
     let step = attention(momentum(None), (0.0, 0.0));
+    check(&step, Policy::MixedBfloat16, &[8, 5, 8], 0.03);
+}
+
+#[needs(gpu_or_gxx)]
+#[test]
+fn recurrent_cells() {
+    let step = recurrent(momentum(None), (0.0, 0.0));
     check(&step, Policy::MixedBfloat16, &[8, 5, 8], 0.03);
 }
 

@@ -25,6 +25,9 @@ pub enum PadMode {
 
 /// The elements of an axis in reverse order.
 pub fn flip(g: &mut Graph, x: NodeId, axis: usize) -> Result<NodeId> {
+    if g.node(x).op == (Op::Stride { axis, step: -1 }) {
+        return Ok(g.node(x).inputs[0]);
+    }
     g.push(Op::Stride { axis, step: -1 }, &[x])
 }
 

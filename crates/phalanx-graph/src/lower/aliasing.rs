@@ -25,6 +25,8 @@ pub(crate) fn reads_strided(op: &Op, operand: usize) -> bool {
         Op::Pool(..) | Op::PoolGrad(..) | Op::Moments => true,
         Op::BatchNorm(_) => operand == 0,
         Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand < 2,
+        Op::Recurrent(_) => operand == 0,
+        Op::RecurrentGrad(attrs, more) => operand >= attrs.grad_operands(*more).first,
         _ => false,
     }
 }

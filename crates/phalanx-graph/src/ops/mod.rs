@@ -15,6 +15,7 @@ pub mod norm;
 pub mod pool;
 mod print;
 pub mod random;
+pub mod recurrent;
 pub mod reduce;
 mod rules;
 pub mod sample;
@@ -25,6 +26,7 @@ pub use elementwise::{Access, Binary, Instr, Tape, Unary};
 pub use layer_norm::LayerNormAttrs;
 pub use matmul::Contraction;
 pub use pool::PoolKind;
+pub use recurrent::{RecurrentAttrs, RecurrentCell};
 pub use reduce::ReduceKind;
 pub use sample::{FillMode, SampleGeom};
 pub use take::TakeAxis;
@@ -206,6 +208,14 @@ pub enum Op {
     LayerNorm(LayerNormAttrs),
     /// Derivative of `LayerNorm`; operands `x, dy`.
     LayerNormGrad(LayerNormAttrs),
+
+    /// A recurrent cell over a sequence; operands `x[steps, gates · units]`, already multiplied by its kernel,
+    /// `kernel[units, gates · units]`, then, as its attributes say, `bias`, the initial states `[units]` and
+    /// `mask[steps]`. The result has the states of every step, and what the derivative needs.
+    Recurrent(RecurrentAttrs),
+    /// Derivative of `Recurrent` with respect to the gates; operands `y` with all it keeps, `kernel`, the initial
+    /// states, `mask`, and the cotangents of `h` and, if there is one, of `c`.
+    RecurrentGrad(RecurrentAttrs, bool),
 
     /// Sums partial sums over the workers of a scope, in index order.
     AllReduce { scope: Scope },

@@ -65,6 +65,8 @@ impl Op {
             Op::BatchNormGradInput(_) => "batch_norm_grad_input",
             Op::LayerNorm(_) => "layer_norm",
             Op::LayerNormGrad(_) => "layer_norm_grad",
+            Op::Recurrent(_) => "recurrent",
+            Op::RecurrentGrad(..) => "recurrent_grad",
             Op::AllReduce { .. } => "all_reduce",
             Op::ReplicaMean => "replica_mean",
         }
@@ -123,6 +125,7 @@ impl fmt::Display for Op {
                 write!(f, " epsilon={}", a.epsilon.get())?;
                 if a.rms { f.write_str(" rms") } else { Ok(()) }
             }
+            Op::Recurrent(a) | Op::RecurrentGrad(a, _) => a.fmt(f),
             Op::AllReduce { scope } => write!(f, " over={scope}"),
             _ => Ok(()),
         }

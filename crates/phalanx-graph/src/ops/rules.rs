@@ -3,8 +3,8 @@
 
 use super::{
     Backward, Binary, Cotangents, Op, PoolKind, Unary, collective, conv, cumulative, dot,
-    elementwise, index, layer_norm, layout, matmul, norm, pool, random, reduce, sample, softmax,
-    take,
+    elementwise, index, layer_norm, layout, matmul, norm, pool, random, recurrent, reduce, sample,
+    softmax, take,
 };
 use crate::error::{GraphError, Result};
 use crate::graph::Graph;
@@ -97,6 +97,8 @@ impl Op {
             Op::BatchNormGradInput(_) => norm::infer_grad_input(x),
             Op::LayerNorm(_) => layer_norm::infer(x[0]),
             Op::LayerNormGrad(_) => layer_norm::infer_grad(x[0], x[1]),
+            Op::Recurrent(attrs) => recurrent::infer(attrs, x),
+            Op::RecurrentGrad(attrs, more) => recurrent::infer_grad(attrs, *more, x),
             Op::AllReduce { scope } => collective::infer_all_reduce(*scope, x[0]),
             Op::ReplicaMean => collective::infer_replica_mean(x[0]),
         }
@@ -139,6 +141,7 @@ impl Op {
             }
             Op::Dropout { .. } => random::dropout_derivative(self, g, b),
             Op::LayerNorm(attrs) => layer_norm::derivative(attrs, g, b),
+            Op::Recurrent(attrs) => recurrent::derivative(attrs, g, b),
             Op::BatchNorm(attrs) => norm::derivative(attrs, g, b),
             // Integers have no derivative, and metrics are not differentiated.
             Op::Cast { .. }
@@ -162,7 +165,8 @@ impl Op {
             | Op::TakeGrad { .. }
             | Op::BatchNormGradSums(_)
             | Op::BatchNormGradInput(_)
-            | Op::LayerNormGrad(_) => Err(GraphError::NotDifferentiable {
+            | Op::LayerNormGrad(_)
+            | Op::RecurrentGrad(..) => Err(GraphError::NotDifferentiable {
                 layer: g.scope_name(b.y).into(),
                 op: self.name().into(),
             }),
@@ -177,6 +181,8 @@ impl Op {
             Op::Fused(tape) => tape.inputs.len(),
             Op::Dot(e) | Op::Conv(_, e) => 2 + usize::from(e.bias),
             Op::PoolGrad(PoolKind::Max, _) => 3,
+            Op::Recurrent(attrs) => attrs.operands().count,
+            Op::RecurrentGrad(attrs, more) => attrs.grad_operands(*more).count,
             Op::Unary(_)
             | Op::Cast { .. }
             | Op::Broadcast { .. }

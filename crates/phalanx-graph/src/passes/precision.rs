@@ -5,7 +5,7 @@
 
 use super::Rewriter;
 use crate::graph::NodeId;
-use crate::ops::Op;
+use crate::ops::{Op, recurrent};
 use crate::program::Policy;
 use crate::step::Step;
 use crate::types::{DType, Type};
@@ -90,9 +90,10 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     g.ids()
         .map(|id| {
             let node = g.node(id);
-            let in_layer =
-                node.scope != 0 && (!used_outside[id.index()] || is_convolution(&node.op));
-            (in_layer && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
+            let mixed =
+                g.may_be_mixed(node) && (!used_outside[id.index()] || is_convolution(&node.op));
+            let wide = recurrent::is_state(g, &node.op, &node.inputs);
+            (mixed && !wide && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
         })
         .collect()
 }
@@ -109,7 +110,8 @@ fn required_type(
     if let Op::MatMul(c) = &node.op {
         // Libraries require both operands in one type. Products without samples are small.
         let of_samples = c.sum_rows || node.ty.is_rows();
-        return Some(if of_samples && node.scope != 0 { narrow } else { DType::F32 });
+        let mixed = of_samples && step.graph.may_be_mixed(node);
+        return Some(if mixed { narrow } else { DType::F32 });
     }
     if !is_activation(step.graph.ty(node.inputs[operand])) {
         return None;
@@ -120,7 +122,7 @@ fn required_type(
         // These load each operand by its own type.
         Op::Fused(_) | Op::SumRows | Op::Reduce { .. } | Op::Moments | Op::Cast { .. } => None,
         Op::Dot(_) | Op::DotGradInput | Op::DotGradKernel | Op::ConvGradKernel(_)
-            if node.scope != 0 =>
+            if step.graph.may_be_mixed(node) =>
         {
             Some(narrow)
         }

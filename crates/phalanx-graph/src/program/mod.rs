@@ -33,6 +33,21 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// Keras' name of the policy.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Float32 => "float32",
+            Policy::MixedBfloat16 => "mixed_bfloat16",
+            Policy::MixedFloat16 => "mixed_float16",
+        }
+    }
+
+    /// The policy of this name, if there is one.
+    pub fn from_name(name: &str) -> Option<Policy> {
+        let all = [Policy::Float32, Policy::MixedBfloat16, Policy::MixedFloat16];
+        all.into_iter().find(|policy| policy.name() == name)
+    }
+
     /// The 16-bit type, if any.
     pub fn narrow(self) -> Option<DType> {
         match self {

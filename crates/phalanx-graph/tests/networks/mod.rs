@@ -4,7 +4,9 @@
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::functions::layout::iota;
 use phalanx_graph::loss_scale::LossScale;
-use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, PoolKind, Unary};
+use phalanx_graph::ops::{
+    BatchNormAttrs, Binary, Epilogue, PoolKind, RecurrentAttrs, RecurrentCell, Unary,
+};
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::update::{Clip, RuleBuilder, Slot, SlotInit, UpdateRule};
 use phalanx_graph::{
@@ -213,6 +215,42 @@ pub fn attention(rule: UpdateRule, penalty: (f32, f32)) -> Step {
     let y = net.g.reshape(y, &[30]).expect("fits");
     let logits = net.dense("logits", y, 5);
     net.train("attention", logits, rule, penalty)
+}
+
+/// An LSTM and, over its outputs, a GRU backwards, then a dense layer.
+pub fn recurrent(rule: UpdateRule, penalty: (f32, f32)) -> Step {
+    let mut net = Net::new(Scope::All);
+    let mut x = net.feed("x", Type::rows([4, 5]));
+    for (cell, reverse) in [(RecurrentCell::Lstm, false), (RecurrentCell::Gru, true)] {
+        let name = format!("recurrent_{}", cell.gates());
+        let (inputs, units) = (net.g.ty(x).last(), 3);
+        net.g.enter(&name);
+        let [kernel, recurrent] = [("kernel", inputs), ("recurrent_kernel", units)]
+            .map(|(what, n)| net.param(&format!("{name}/{what}"), &[n, cell.gates() * units]));
+        let projected = net.push(Op::Dot(Epilogue::default()), &[x, kernel]);
+        let (keep, bias, initial, masked) = (true, false, false, false);
+        let attrs = RecurrentAttrs { cell, reverse, keep, bias, initial, masked };
+        let y = net.push(Op::Recurrent(attrs), &[projected, recurrent]);
+        x = net.push(Op::Slice { axis: 1, start: 0, len: units }, &[y]);
+    }
+    let x = net.g.reshape(x, &[12]).expect("fits");
+    let logits = net.dense("logits", x, 5);
+    net.train("recurrent", logits, rule, penalty)
+}
+
+/// A dense layer on every step of a sequence, the mean over the steps, then a dense layer. The weights do not depend on
+/// the number of steps.
+pub fn sequence(steps: usize, rule: UpdateRule) -> Step {
+    let mut net = Net::new(Scope::All);
+    let x = net.feed("x", Type::rows([steps, 6]));
+    let hidden = net.dense("hidden", x, 8);
+    let hidden = net.relu(hidden);
+    net.g.enter("mean");
+    let sum = net.g.sum_axes(hidden, &[0]).expect("fits");
+    let sum = net.g.reshape(sum, &[8]).expect("fits");
+    let mean = net.g.scale(sum, 1.0 / steps as f64).expect("fits");
+    let logits = net.dense("logits", mean, 5);
+    net.train("sequence", logits, rule, (0.0, 0.0))
 }
 
 /// [`mlp`] with loss scaling; the scale is fetched last.

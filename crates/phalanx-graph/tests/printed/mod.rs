@@ -1,6 +1,6 @@
 //! Printed steps and programs, compared with stored texts.
 
-use crate::networks::{adam, attention, cnn, mlp, momentum, wide};
+use crate::networks::{adam, attention, cnn, mlp, momentum, recurrent, wide};
 use crate::{TWO, compile};
 use phalanx_graph::{Mesh, Scope};
 use std::path::Path;
@@ -32,6 +32,12 @@ fn printed_wide() {
 fn printed_attention() {
     let step = attention(momentum(None), (0.0, 0.0));
     snapshot("attention_program.txt", &compile(step, TWO, 4).to_string());
+}
+
+#[test]
+fn printed_recurrent() {
+    let step = recurrent(momentum(None), (0.0, 0.0));
+    snapshot("recurrent_program.txt", &compile(step, TWO, 4).to_string());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::strategy_on;
 use phalanx::callbacks::{Action, LambdaCallback};
-use phalanx::data::{Arrays, Dataset, HostBatch, ImageDataGenerator, Pixels, Samples};
+use phalanx::data::{Arrays, Buckets, Dataset, HostBatch, ImageDataGenerator, Pixels, Samples};
 use phalanx::model::IntoDataset;
 use phalanx::prelude::*;
 use phalanx_testing::needs;
@@ -73,6 +73,54 @@ fn several_gpus_train_as_the_cpu_does() {
     let cpu = trained(&["cpu:0"], data(), fit());
     assert_close(&trained(&["gpu:0", "gpu:2"], data(), fit()), &cpu);
     assert_close(&trained(&["gpu:0/0", "gpu:0/1", "gpu:1"], data(), fit()), &cpu);
+}
+
+/// Weights after some steps with an optimizer that updates whole weights, or the loss of a sequence.
+fn trained_by(optimizer: Box<dyn Optimizer>, devices: &[&str], policy: Policy) -> Vec<f32> {
+    let strategy = strategy_on(devices).unwrap().threads(1).policy(policy);
+    let mut model = Sequential::new()
+        .add(Input::new([5, 3]))
+        .add(Conv1D::new(6, 2).padding("same").activation("tanh").kernel_regularizer("l2"))
+        .add(Dense::new(4))
+        .build()
+        .unwrap();
+    let compile = Compile::new(optimizer).loss("ctc");
+    model.compile(compile.strategy(strategy).seed(5)).unwrap();
+    let x: Vec<f32> = (0..14 * 15).map(|i| ((i * 7 % 13) as f32 - 6.0) / 6.0).collect();
+    let y: Vec<i32> = (0..14 * 2).map(|i| i % 3 + 1).collect();
+    let (x, y) = (Tensor::new([14, 5, 3], x).unwrap(), Tensor::new([14, 2], y).unwrap());
+    let fit = Fit::new().epochs(2).batch_size(5).shuffle(false).verbose(0);
+    model.fit((x, y), fit).unwrap();
+    model.check_mirrored().unwrap();
+    model.weights().unwrap().into_iter().flat_map(|(_, w)| w.f32().unwrap().to_vec()).collect()
+}
+
+#[needs(gxx)]
+#[test]
+fn optimizers_of_whole_weights_train_on_gpus_as_on_the_cpu() {
+    type Make = fn() -> Box<dyn Optimizer>;
+    let makers: [Make; 5] = [
+        || Box::new(Lamb::new(0.02).clipnorm(0.5).use_ema(0.9)),
+        || Box::new(Adafactor::new(0.02).global_clipnorm(0.5)),
+        || Box::new(Muon::new(0.02).gradient_accumulation_steps(2)),
+        || {
+            let map = OptimizerMap::new(SGD::new(0.1)).with(".*/kernel", Muon::new(0.02));
+            Box::new(MultiOptimizer::new(map))
+        },
+        || Box::new(LossScaleOptimizer::new(Lamb::new(0.02))),
+    ];
+    for make in makers {
+        let cpu = trained_by(make(), &["cpu:0"], Policy::Float32);
+        for devices in [&["gpu:0"][..], &["gpu:0/0", "gpu:0/1"], &["gpu:0", "gpu:2"]] {
+            let gpu = trained_by(make(), devices, Policy::Float32);
+            for (x, y) in cpu.iter().zip(&gpu) {
+                let name = make().rule_name();
+                assert!((x - y).abs() < 1e-4, "{name} on {devices:?}: {x} and {y}");
+            }
+        }
+        let narrow = trained_by(make(), &["gpu:0"], Policy::MixedBfloat16);
+        assert!(cpu.iter().zip(&narrow).all(|(x, y)| (x - y).abs() < 0.1), "in 16 bits");
+    }
 }
 
 #[needs(gxx)]
@@ -156,5 +204,88 @@ fn resident_rows_match_the_batches_of_the_epoch() {
             assert!(classes.eq(batch.targets[0].i32().unwrap()[..batch.rows].iter().copied()));
         }
         assert!(!picks.next(&mut picked).unwrap());
+    }
+}
+
+/// Sequences of two numbers per step, with targets.
+fn sequences() -> Vec<Vec<Tensor>> {
+    let mut rng = phalanx::Stream::new(2, 0, 0, 0);
+    let sequence = |length: usize| {
+        let x: Vec<f32> = (0..length * 2).map(|_| rng.unit() as f32 + 0.1).collect();
+        let y = vec![x[0] - x[length * 2 - 1]];
+        vec![Tensor::new([length, 2], x).unwrap(), Tensor::new([1], y).unwrap()]
+    };
+    [2, 4, 3, 5, 2, 4, 3, 3, 5].map(sequence).to_vec()
+}
+
+fn open_model(devices: &[&str]) -> Model {
+    let x = Input::new([None, Some(2)]).symbol();
+    let y = SimpleRNN::new(3).apply(Masking::new().apply(&x));
+    let mut model = Model::new(&x, Dense::new(1).apply(&y)).unwrap();
+    let strategy = strategy_on(devices).unwrap().threads(1);
+    let compile = Compile::new(Adam::new(0.02)).loss("mse").strategy(strategy).seed(7);
+    model.compile(compile).unwrap();
+    model
+}
+
+#[needs(gxx)]
+#[test]
+fn batches_of_all_lengths_train_as_on_the_cpu() {
+    let data = Pipeline::from_elements(sequences()).unwrap().shuffle(9).unwrap();
+    let data = data.bucket_by_sequence_length(Buckets::new([4], [3, 2])).unwrap();
+    let trained = |devices: &[&str]| {
+        let mut model = open_model(devices);
+        let fit = Fit::new().epochs(3).validation_data(&data).verbose(0);
+        let history = model.fit(&data, fit).unwrap();
+        model.check_mirrored().unwrap();
+        let mut losses = history.get("loss").unwrap().to_vec();
+        losses.extend(history.get("val_loss").unwrap());
+        let weights = model.get_weights().unwrap();
+        (losses, weights.iter().flat_map(|w| w.f32().unwrap().to_vec()).collect::<Vec<f32>>())
+    };
+    let cpu = trained(&["cpu:0"]);
+    assert_close(&trained(&["gpu:0"]), &cpu);
+    assert_close(&trained(&["gpu:0/0", "gpu:0/1"]), &cpu);
+    assert_close(&trained(&["gpu:0", "gpu:2"]), &cpu);
+}
+
+/// Arrays are resident on the GPU, also those of a model with open sizes.
+#[needs(gxx)]
+#[test]
+fn arrays_of_two_lengths_train_as_on_the_cpu() {
+    let trained = |device: &str| {
+        let mut model = open_model(&[device]);
+        let mut losses = vec![];
+        for length in [3, 5, 3] {
+            let x: Vec<f32> = (0..6 * length * 2).map(|i| 0.1 + (i % 5) as f32 / 5.0).collect();
+            let x = Tensor::new([6, length, 2], x).unwrap();
+            let y = Tensor::new([6, 1], vec![0.5; 6]).unwrap();
+            let fit = Fit::new().batch_size(4).epochs(2).verbose(0);
+            losses.extend(model.fit((x, y), fit).unwrap().get("loss").unwrap());
+        }
+        let weights = model.get_weights().unwrap();
+        (losses, weights.iter().flat_map(|w| w.f32().unwrap().to_vec()).collect::<Vec<f32>>())
+    };
+    assert_close(&trained("gpu:0"), &trained("cpu:0"));
+}
+
+/// A layer whose constants depend on open sizes.
+#[needs(gxx)]
+#[test]
+fn images_of_all_sizes_are_resized_as_on_the_cpu() {
+    let x = Input::new([None, None, Some(2)]).symbol();
+    let mut model = Model::new(&x, Resizing::new(3, 4).apply(&x)).unwrap();
+    let mut predict = |device: &str| {
+        model.predict_on(strategy_on(&[device]).unwrap()).unwrap();
+        [(5, 6), (3, 4), (7, 2)].map(|(height, width)| {
+            let pixels = (0..height * width * 2).map(|i| (i % 7) as f32).collect::<Vec<f32>>();
+            model.predict(Tensor::new([1, height, width, 2], pixels).unwrap()).unwrap()
+        })
+    };
+    for (gpu, cpu) in predict("gpu:0").iter().zip(predict("cpu:0")) {
+        assert_eq!(gpu.dims(), [1, 3, 4, 2]);
+        for (a, b) in gpu.f32().unwrap().iter().zip(cpu.f32().unwrap()) {
+            assert!((a - b).abs() < 1e-4, "{a} and {b}");
+        }
     }
 }

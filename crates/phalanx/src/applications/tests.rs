@@ -180,7 +180,10 @@ fn one_member_of_each_family_predicts_as_in_keras() {
                 .weights()
                 .iter()
                 .map(|w| {
-                    let values = weight(&w.spec.name, &w.spec.dims, seed, gain);
+                    // In Keras, the weight of LayerScale has no name.
+                    let scale = layer.layer().class_name() == "LayerScale";
+                    let name = if scale { "" } else { w.spec.name.as_str() };
+                    let values = weight(name, &w.spec.dims, seed, gain);
                     seed += 1;
                     values
                 })
@@ -194,7 +197,7 @@ fn one_member_of_each_family_predicts_as_in_keras() {
         let expected: Vec<f32> = expected.concat();
         let largest = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         // A larger gain amplifies rounding too.
-        let tolerance = if gain > 6.0 { 1e-3 } else { 1e-4 };
+        let tolerance = if gain > 6.0 { 3e-3 } else { 1e-4 };
         for (e, r) in expected.iter().zip(logits.f32().unwrap()) {
             assert!(
                 (e - r).abs() <= tolerance * largest,

@@ -164,7 +164,9 @@ impl Callback for EarlyStopping {
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let current = view.monitored(OWNER, &self.monitor)?;
+        let Some(current) = view.monitored(OWNER, &self.monitor)? else {
+            return Ok(Action::Continue);
+        };
         if view.epoch < self.start_from_epoch {
             return Ok(Action::Continue);
         }

@@ -5,20 +5,34 @@ mod csv_logger;
 mod early_stopping;
 mod frequency;
 mod json_lines;
+mod lambda_callback;
+mod learning_rate_scheduler;
+mod list;
 mod log_file;
 mod model_checkpoint;
 mod reduce_lr_on_plateau;
+#[cfg(feature = "datasets")]
+mod remote_monitor;
+mod swap_ema_weights;
 mod template;
 mod tensorboard;
+mod terminate_on_nan;
 
 pub use backup_and_restore::BackupAndRestore;
 pub use csv_logger::CSVLogger;
 pub use early_stopping::{EarlyStopping, Mode};
 pub use frequency::Frequency;
 pub use json_lines::JsonLines;
+pub use lambda_callback::LambdaCallback;
+pub use learning_rate_scheduler::LearningRateScheduler;
+pub use list::CallbackList;
 pub use model_checkpoint::ModelCheckpoint;
 pub use reduce_lr_on_plateau::ReduceLROnPlateau;
+#[cfg(feature = "datasets")]
+pub use remote_monitor::RemoteMonitor;
+pub use swap_ema_weights::SwapEMAWeights;
 pub use tensorboard::TensorBoard;
+pub use terminate_on_nan::TerminateOnNaN;
 
 use crate::error::{Error, Result};
 use crate::history::History;
@@ -47,6 +61,15 @@ pub trait WeightSource {
         self.names().iter().all(|name| self.get(name).is_ok_and(finite))
     }
 
+    /// The moving averages of the trained weights, by name; none if the optimizer keeps none. Before the first update
+    /// they are the weights.
+    ///
+    /// # Errors
+    /// The devices cannot be read.
+    fn averages(&self) -> Result<Vec<(String, Vec<f32>)>> {
+        Ok(vec![])
+    }
+
     /// The training configuration, for file formats that save it.
     ///
     /// # Errors
@@ -65,6 +88,8 @@ pub struct View<'a> {
     pub epochs: usize,
     /// The number of steps since the model was created.
     pub step: u64,
+    /// The number of batches that are done of the epoch, or of the evaluation or prediction.
+    pub batch: usize,
     /// The number of steps per epoch, if known.
     pub steps_per_epoch: Option<usize>,
     /// The current metrics: those of the epoch's batches and, at its end, of the validation.
@@ -87,10 +112,13 @@ impl View<'_> {
         self.logs.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
     }
 
-    /// The value of a monitored metric.
-    fn monitored(&self, owner: &str, name: &str) -> Result<f64> {
-        let known = || self.logs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
-        self.log(name).ok_or_else(|| unknown_monitor(owner, name, &known()))
+    /// The value of a monitored metric; `None` in an epoch without the validation that computes it.
+    fn monitored(&self, owner: &str, name: &str) -> Result<Option<f64>> {
+        let value = self.log(name);
+        if value.is_none() {
+            self.check_monitor(owner, name)?;
+        }
+        Ok(value)
     }
 
     /// Rejects a monitored metric that no epoch will have.
@@ -126,7 +154,8 @@ pub enum Action {
     /// Continue.
     #[default]
     Continue,
-    /// Stop training after the current step or, at the end of an epoch, after that epoch.
+    /// Stop training after the current step or, at the end of an epoch, after that epoch. From a hook of `evaluate` or
+    /// `predict`: end it after the current batch. From a hook of a validation: stop training after the epoch.
     Stop,
     /// Continue with another learning rate.
     SetLearningRate(f64),
@@ -194,8 +223,48 @@ pub trait Callback: Send {
         Ok(Action::Continue)
     }
 
-    /// Whether [`Callback::on_batch_begin`] or [`Callback::on_batch_end`] does anything. If no callback does,
-    /// devices that can run several steps without the host do so.
+    /// Before an evaluation: `evaluate`, or the validation of an epoch.
+    fn on_test_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// After an evaluation, also an interrupted one.
+    fn on_test_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// Before a batch of an evaluation.
+    fn on_test_batch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// After a batch of an evaluation.
+    fn on_test_batch_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// Before a prediction.
+    fn on_predict_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// After a prediction.
+    fn on_predict_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// Before a batch of a prediction.
+    fn on_predict_batch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// After a batch of a prediction.
+    fn on_predict_batch_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// Whether a hook of batches does anything. If none does, devices that can run several steps without the host do
+    /// so.
     fn wants_batch_events(&self) -> bool {
         true
     }
@@ -243,181 +312,6 @@ pub trait Callback: Send {
     /// The run was interrupted. Returns the file from which it can be resumed, if any.
     fn on_interrupt(&mut self, _state: &RunState) -> Result<Option<PathBuf>> {
         Ok(None)
-    }
-}
-
-/// Sets the learning rate as a function of the epoch.
-///
-/// ```
-/// use phalanx::callbacks::LearningRateScheduler;
-///
-/// let poly_decay = |epoch| 5e-3 * (1.0 - epoch as f64 / 70.0);
-/// let callback = LearningRateScheduler::new(poly_decay);
-/// ```
-pub struct LearningRateScheduler {
-    schedule: Box<dyn FnMut(usize, f64) -> f64 + Send>,
-}
-
-impl LearningRateScheduler {
-    /// A function of the epoch, counted from 0.
-    pub fn new(mut schedule: impl FnMut(usize) -> f64 + Send + 'static) -> LearningRateScheduler {
-        LearningRateScheduler::with_current(move |epoch, _| schedule(epoch))
-    }
-
-    /// A function of the epoch and the current learning rate.
-    pub fn with_current(
-        schedule: impl FnMut(usize, f64) -> f64 + Send + 'static,
-    ) -> LearningRateScheduler {
-        LearningRateScheduler { schedule: Box::new(schedule) }
-    }
-}
-
-impl Callback for LearningRateScheduler {
-    fn wants_batch_events(&self) -> bool {
-        false
-    }
-
-    /// Only records that there is a schedule; the rates themselves are compared during training.
-    fn setup(&self) -> Option<String> {
-        Some("LearningRateScheduler".into())
-    }
-
-    fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {
-        let rate = (self.schedule)(view.epoch, view.learning_rate);
-        if !rate.is_finite() || rate < 0.0 {
-            let owner = "LearningRateScheduler";
-            let received = format!("{rate} for epoch {}", view.epoch);
-            return Err(Error::argument(owner, "schedule", "a finite rate from 0 up", received));
-        }
-        Ok(Action::SetLearningRate(rate))
-    }
-}
-
-/// Stops training when the loss is NaN or infinite.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TerminateOnNaN;
-
-impl Callback for TerminateOnNaN {
-    fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let not_finite = view.log("loss").is_some_and(|loss| !loss.is_finite());
-        Ok(if not_finite { Action::Stop } else { Action::Continue })
-    }
-}
-
-type Hook = Box<dyn FnMut(&View<'_>) -> Result<Action> + Send>;
-
-/// A callback from closures.
-///
-/// ```
-/// use phalanx::callbacks::{Action, LambdaCallback};
-///
-/// let callback = LambdaCallback::new().epoch_end(|view| {
-///     println!("learning rate for epoch {} is {}", view.epoch + 1, view.learning_rate);
-///     Ok(Action::Continue)
-/// });
-/// ```
-#[derive(Default)]
-pub struct LambdaCallback {
-    train_begin: Option<Hook>,
-    train_end: Option<Hook>,
-    epoch_begin: Option<Hook>,
-    epoch_end: Option<Hook>,
-    batch_begin: Option<Hook>,
-    batch_end: Option<Hook>,
-}
-
-impl LambdaCallback {
-    /// A callback without closures.
-    pub fn new() -> LambdaCallback {
-        LambdaCallback::default()
-    }
-
-    /// Called before the first epoch.
-    pub fn train_begin(
-        mut self,
-        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
-    ) -> LambdaCallback {
-        self.train_begin = Some(Box::new(hook));
-        self
-    }
-
-    /// Called after the last epoch.
-    pub fn train_end(
-        mut self,
-        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
-    ) -> LambdaCallback {
-        self.train_end = Some(Box::new(hook));
-        self
-    }
-
-    /// Called before an epoch.
-    pub fn epoch_begin(
-        mut self,
-        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
-    ) -> LambdaCallback {
-        self.epoch_begin = Some(Box::new(hook));
-        self
-    }
-
-    /// Called after an epoch and its validation.
-    pub fn epoch_end(
-        mut self,
-        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
-    ) -> LambdaCallback {
-        self.epoch_end = Some(Box::new(hook));
-        self
-    }
-
-    /// Called before a training batch.
-    pub fn batch_begin(
-        mut self,
-        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
-    ) -> LambdaCallback {
-        self.batch_begin = Some(Box::new(hook));
-        self
-    }
-
-    /// Called after a training batch.
-    pub fn batch_end(
-        mut self,
-        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
-    ) -> LambdaCallback {
-        self.batch_end = Some(Box::new(hook));
-        self
-    }
-}
-
-fn run(hook: &mut Option<Hook>, view: &View<'_>) -> Result<Action> {
-    hook.as_mut().map_or(Ok(Action::Continue), |hook| hook(view))
-}
-
-impl Callback for LambdaCallback {
-    fn wants_batch_events(&self) -> bool {
-        self.batch_begin.is_some() || self.batch_end.is_some()
-    }
-
-    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
-        run(&mut self.train_begin, view)
-    }
-
-    fn on_train_end(&mut self, view: &View<'_>) -> Result<Action> {
-        run(&mut self.train_end, view)
-    }
-
-    fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {
-        run(&mut self.epoch_begin, view)
-    }
-
-    fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        run(&mut self.epoch_end, view)
-    }
-
-    fn on_batch_begin(&mut self, view: &View<'_>) -> Result<Action> {
-        run(&mut self.batch_begin, view)
-    }
-
-    fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        run(&mut self.batch_end, view)
     }
 }
 
@@ -473,6 +367,7 @@ mod tests {
                 epoch,
                 epochs: 10,
                 step: self.step,
+                batch: 0,
                 steps_per_epoch: None,
                 logs: &logs,
                 metrics: &names,
@@ -503,50 +398,5 @@ mod tests {
         look: impl FnOnce(&View<'_>) -> T,
     ) -> T {
         TestRun { weight, ..TestRun::default() }.view(epoch, &[metric], look)
-    }
-
-    #[test]
-    fn the_schedule_sets_the_rate_of_each_epoch() {
-        let mut by_epoch = LearningRateScheduler::new(|epoch| 1.0 / (1.0 + epoch as f64));
-        let mut by_rate = LearningRateScheduler::with_current(|_, rate| rate / 2.0);
-        with_view(3, ("loss", 1.0), 0.0, |view| {
-            let action = by_epoch.on_epoch_begin(view).unwrap();
-            assert_eq!(action, Action::SetLearningRate(0.25));
-            let action = by_rate.on_epoch_begin(view).unwrap();
-            assert_eq!(action, Action::SetLearningRate(0.05));
-            assert_eq!(by_rate.on_epoch_end(view).unwrap(), Action::Continue);
-            for bad in [-1.0, f64::NAN] {
-                let error = LearningRateScheduler::new(move |_| bad).on_epoch_begin(view);
-                assert!(error.unwrap_err().to_string().contains("for epoch 3"));
-            }
-        });
-    }
-
-    #[test]
-    fn a_nan_loss_stops_training() {
-        for (loss, action) in
-            [(1.0, Action::Continue), (f64::NAN, Action::Stop), (f64::INFINITY, Action::Stop)]
-        {
-            let answer = with_view(0, ("loss", loss), 0.0, |v| TerminateOnNaN.on_batch_end(v));
-            assert_eq!(answer.unwrap(), action);
-        }
-    }
-
-    #[test]
-    fn closures_are_called_at_their_time() {
-        let mut seen = 0;
-        let mut callback = LambdaCallback::new()
-            .epoch_end(move |view| {
-                seen += 1;
-                let late = view.log("loss") == Some(0.5) && seen == 2;
-                Ok(if late { Action::Stop } else { Action::Continue })
-            })
-            .train_begin(|_| Err(Error::config("mine", "no")));
-        with_view(0, ("loss", 0.5), 0.0, |view| {
-            assert_eq!(callback.on_epoch_end(view).unwrap(), Action::Continue);
-            assert_eq!(callback.on_epoch_end(view).unwrap(), Action::Stop);
-            assert_eq!(callback.on_batch_end(view).unwrap(), Action::Continue);
-            assert!(callback.on_train_begin(view).is_err());
-        });
     }
 }

@@ -148,14 +148,12 @@ impl ModelCheckpoint {
         if !view.logs.iter().all(is_finite_loss) {
             return Ok(());
         }
-        let value = match self.save_best_only {
-            true => Some(view.monitored(OWNER, &self.monitor)?),
-            false => None,
-        };
-        if let Some(value) = value
-            && !self.improves(value)?
-        {
-            return Ok(());
+        let mut value = None;
+        if self.save_best_only {
+            value = view.monitored(OWNER, &self.monitor)?;
+            if !value.map_or(Ok(false), |value| self.improves(value))? {
+                return Ok(());
+            }
         }
         let path = self.fill(view.epoch, view.logs.iter().cloned())?;
         let weights = saving::snapshot(view.model, view.weights)?;

@@ -120,7 +120,9 @@ impl Callback for ReduceLROnPlateau {
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let current = view.monitored(OWNER, &self.monitor)?;
+        let Some(current) = view.monitored(OWNER, &self.monitor)? else {
+            return Ok(Action::Continue);
+        };
         if self.cooling > 0 {
             self.cooling -= 1;
             self.wait = 0;

@@ -67,6 +67,10 @@ impl Arrays {
                 }
             }
         }
+        if let Some(i) = targets.iter().position(|target| target.text().is_some()) {
+            let expected = "numbers (StringLookup gives the numbers of classes)";
+            return Err(Error::argument("Arrays", format!("y[{i}]"), expected, "strings"));
+        }
         if u32::try_from(rows).is_err() {
             return Err(Error::argument("Arrays", "x", "fewer than 2³² rows", rows));
         }
@@ -287,7 +291,8 @@ impl Dataset for Arrays {
     }
 
     fn in_memory(&self) -> Option<&dyn InMemory> {
-        Some(self)
+        // Devices hold no strings.
+        self.inputs.iter().all(|column| column.text().is_none()).then_some(self)
     }
 
     /// The batch size may be set by the call.

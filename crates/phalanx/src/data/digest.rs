@@ -80,6 +80,10 @@ impl Digest {
                 offset.iter().for_each(|offset| self.floats(offset));
                 self.bytes(&bytes[rows.start * width..rows.end * width]);
             }
+            Samples::Text(text) => {
+                samples.dims().iter().skip(1).for_each(|d| self.word(*d as u64));
+                text.slice_rows(rows).iter().for_each(|string| self.bytes(string.as_bytes()));
+            }
         }
     }
 

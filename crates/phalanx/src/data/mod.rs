@@ -14,6 +14,7 @@ mod prefetch;
 mod resident_dataset;
 mod resize;
 mod samples;
+mod text;
 
 pub use affine::FillMode;
 pub use arrays::{Arrays, Columns};
@@ -25,11 +26,12 @@ pub use generator::{ImageDataGenerator, ZoomRange};
 pub use image_cache::ImageCache;
 pub use image_file::read_image;
 pub use labels::{LabelBinarizer, to_categorical};
-pub use pipeline::{Cardinality, Element, Pipeline};
+pub use pipeline::{Buckets, Cardinality, Element, PaddedBatch, Pipeline};
 pub use prefetch::Prefetch;
 pub(crate) use resident_dataset::Identity;
 pub use resident_dataset::{InMemory, IndexBatch, IndexBatches, Table};
 pub use samples::{Pixels, Samples};
+pub use text::Text;
 
 use crate::error::Result;
 use crate::model::Source;
@@ -48,8 +50,10 @@ pub struct HostBatch {
     pub rows: usize,
     /// Rows of the batch that this process holds; `None` means all of them.
     pub local: Option<Range<usize>>,
-    /// One tensor per input of the model.
+    /// One tensor per input of the model. That of an input of strings has the numbers of its strings.
     pub inputs: Vec<Tensor>,
+    /// The strings of each input of strings; `None` for numbers. Inputs beyond the end of the list are numbers.
+    pub strings: Vec<Option<Arc<Vec<String>>>>,
     /// One tensor per output of the model; empty without targets.
     pub targets: Vec<Tensor>,
     /// One weight per sample.

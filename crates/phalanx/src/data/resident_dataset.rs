@@ -106,6 +106,7 @@ impl Table {
         for samples in &self.inputs {
             match samples {
                 Samples::Tensor(t) => parts.push(IdentityPart::Tensor(Arc::downgrade(t))),
+                Samples::Text(t) => parts.push(IdentityPart::Tensor(Arc::downgrade(t.numbers()))),
                 Samples::Pixels(p) => {
                     let (bytes, offset) = p.shared();
                     parts.push(IdentityPart::Bytes(Arc::downgrade(bytes), p.divisor()));
@@ -128,6 +129,7 @@ impl Table {
         let input = |(i, samples): (usize, &'a Samples)| {
             let data = match samples {
                 Samples::Tensor(t) => tensor(t),
+                Samples::Text(t) => tensor(t.numbers()),
                 Samples::Pixels(p) => {
                     let (bytes, offset) = p.shared();
                     let offset = offset.map(|o| &o[..]);

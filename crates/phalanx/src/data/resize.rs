@@ -49,6 +49,7 @@ impl Samples {
                 self.resample(dims, |v| floats.push(v));
                 Ok(Tensor::new(dims, floats)?.into())
             }
+            Samples::Text(_) => Err(wrong("samples", "images", "strings".into())),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Rows of samples in their compact original form.
 
-use super::Arrays;
+use super::{Arrays, Text};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use phalanx_graph::{DType, Data, Tensor};
@@ -70,14 +70,16 @@ impl Pixels {
     }
 }
 
-/// Rows of samples: a tensor, or bytes that are converted to floats when a batch is made. Clones share
-/// the data.
+/// Rows of samples: a tensor, bytes that are converted to floats when a batch is made, or strings. Clones
+/// share the data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Samples {
     /// Floats or integers.
     Tensor(Arc<Tensor>),
     /// Images stored as bytes.
     Pixels(Pixels),
+    /// Strings, for models with inputs of strings. As numbers, they are the numbers of the strings.
+    Text(Text),
 }
 
 impl From<Tensor> for Samples {
@@ -110,12 +112,25 @@ impl From<Pixels> for Samples {
     }
 }
 
+impl From<Text> for Samples {
+    fn from(text: Text) -> Samples {
+        Samples::Text(text)
+    }
+}
+
+impl From<&Text> for Samples {
+    fn from(text: &Text) -> Samples {
+        Samples::Text(text.clone())
+    }
+}
+
 impl Samples {
     /// Dimensions, batch dimension first.
     pub fn dims(&self) -> &[usize] {
         match self {
             Samples::Tensor(tensor) => tensor.dims(),
             Samples::Pixels(pixels) => &pixels.dims,
+            Samples::Text(text) => text.dims(),
         }
     }
 
@@ -134,6 +149,15 @@ impl Samples {
         match self {
             Samples::Tensor(tensor) => tensor.dtype(),
             Samples::Pixels(_) => DType::F32,
+            Samples::Text(_) => DType::I32,
+        }
+    }
+
+    /// The strings, if the samples are strings.
+    pub fn text(&self) -> Option<&Text> {
+        match self {
+            Samples::Text(text) => Some(text),
+            Samples::Tensor(_) | Samples::Pixels(_) => None,
         }
     }
 
@@ -151,6 +175,7 @@ impl Samples {
                 let fits = len == pixels.bytes.len() && !dims.is_empty() && same_rows;
                 fits.then_some(Samples::Pixels(Pixels { dims, ..pixels }))
             }
+            Samples::Text(text) => text.reshape(dims).map(Samples::Text),
         }
     }
 
@@ -165,6 +190,7 @@ impl Samples {
                 }
                 Arc::new(tensor)
             }
+            Samples::Text(text) => text.numbers().clone(),
         }
     }
 
@@ -175,6 +201,7 @@ impl Samples {
         }
         Some(match self {
             Samples::Tensor(tensor) => tensor.slice_rows(range).into(),
+            Samples::Text(text) => text.slice_rows(range).into(),
             Samples::Pixels(pixels) => {
                 let width = self.row_len();
                 let mut part = pixels.clone();
@@ -193,6 +220,7 @@ impl Samples {
         }
         Some(match self {
             Samples::Tensor(tensor) => tensor.select_rows(rows).into(),
+            Samples::Text(text) => text.select_rows(rows).into(),
             Samples::Pixels(pixels) => {
                 let width = self.row_len();
                 let mut part = pixels.clone();
@@ -204,7 +232,7 @@ impl Samples {
         })
     }
 
-    /// Divides every element by `divisor`, then adds `offset`. Integers become floats.
+    /// Divides every element by `divisor`, then adds `offset`. Integers become floats; strings stay unchanged.
     pub fn rescale(self, divisor: f32, offset: f32) -> Samples {
         match self {
             Samples::Pixels(pixels) => {
@@ -223,6 +251,7 @@ impl Samples {
                 };
                 Tensor::new(tensor.dims(), values).expect("as many elements").into()
             }
+            text @ Samples::Text(_) => text,
         }
     }
 
@@ -270,6 +299,7 @@ impl Samples {
             Samples::Tensor(ref tensor) if tensor.f32().is_none() => {
                 Err(wrong("samples of integers".into()))
             }
+            Samples::Text(_) => Err(wrong("samples of strings".into())),
             Samples::Tensor(tensor) => {
                 let mut tensor = Arc::unwrap_or_clone(tensor);
                 let width = offset.len().max(1);
@@ -287,16 +317,18 @@ impl Samples {
     /// If the row does not exist.
     pub fn read_row(&self, row: usize, to: &mut [f32]) {
         let (width, start) = (self.row_len(), row * self.row_len());
-        match self {
-            Samples::Pixels(pixels) => pixels.convert(row, &mut to[..width]),
-            Samples::Tensor(tensor) => match tensor.data() {
-                Data::F32(from) => to[..width].copy_from_slice(&from[start..start + width]),
-                Data::I32(from) => {
-                    for (to, from) in to[..width].iter_mut().zip(&from[start..]) {
-                        *to = *from as f32;
-                    }
+        let mut copy = |tensor: &Tensor| match tensor.data() {
+            Data::F32(from) => to[..width].copy_from_slice(&from[start..start + width]),
+            Data::I32(from) => {
+                for (to, from) in to[..width].iter_mut().zip(&from[start..]) {
+                    *to = *from as f32;
                 }
-            },
+            }
+        };
+        match self {
+            Samples::Tensor(tensor) => copy(tensor),
+            Samples::Text(text) => copy(text.numbers()),
+            Samples::Pixels(pixels) => pixels.convert(row, &mut to[..width]),
         }
     }
 }
@@ -314,6 +346,30 @@ impl IntoDataset for (&Samples, &Tensor) {
 }
 
 impl IntoDataset for &(Samples, Tensor) {
+    fn into_source(self) -> Result<Source> {
+        self.clone().into_source()
+    }
+}
+
+impl IntoDataset for (Text, Tensor) {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Arrays(Arrays::new(self.0, self.1)?))
+    }
+}
+
+impl IntoDataset for (&Text, &Tensor) {
+    fn into_source(self) -> Result<Source> {
+        (self.0.clone(), self.1.clone()).into_source()
+    }
+}
+
+impl IntoDataset for Text {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Arrays(Arrays::new(self, ())?))
+    }
+}
+
+impl IntoDataset for &Text {
     fn into_source(self) -> Result<Source> {
         self.clone().into_source()
     }

@@ -2,8 +2,10 @@
 
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
+use crate::regularizers::Regularizer;
+use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
-use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Type};
+use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
 
 /// A value of a model under lowering: its node and its mask. A mask has one number per step of the value's sequence, 1 for
 /// valid steps and 0 for padding.
@@ -47,10 +49,40 @@ pub struct Lowering {
     pub assigns: Vec<(ParamId, NodeId)>,
     /// Constant parameters from layer configs, with their values.
     pub constants: Vec<(ParamId, Vec<f32>)>,
+    /// Terms that layers add to the loss: one number per sample, or one for the whole batch.
+    pub losses: Vec<NodeId>,
+    pub(super) values: WeightValues,
+    /// Whether some layers have mixed precision, so that layers with 32-bit floats must keep them.
+    pub mixed: bool,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
-    streams: u32,
+    /// Whether the model is lowered for several sizes of its inputs. Constants, which may depend on them, then are feeds.
+    pub open_sizes: bool,
+    /// The values of the constants that are feeds, in the order of these feeds.
+    pub fed_constants: Vec<Vec<f32>>,
+    counters: Counters,
 }
+
+/// What the weights are in this pass.
+#[derive(Debug, Default)]
+pub(super) struct WeightValues {
+    /// Weights that a wrapper replaces for the rest of the pass, without changing their stored values.
+    pub(super) replaced: Vec<(ParamId, NodeId)>,
+    /// The nodes of the weights that were read, by parameter.
+    read: Vec<Option<NodeId>>,
+}
+
+/// What was counted so far.
+#[derive(Debug, Default)]
+struct Counters {
+    /// Random streams.
+    streams: u32,
+    /// Calls of layers and sublayers.
+    calls: usize,
+}
+
+/// The largest number of calls: wrappers repeat layers, so that a short file can describe a huge model.
+const MAX_CALLS: usize = 1_000_000;
 
 impl Lowering {
     /// Creates a lowering with an empty graph.
@@ -61,9 +93,28 @@ impl Lowering {
             weights: vec![],
             assigns: vec![],
             constants: vec![],
+            losses: vec![],
+            values: WeightValues::default(),
+            mixed: false,
             synchronized: false,
-            streams: 0,
+            open_sizes: false,
+            fed_constants: vec![],
+            counters: Counters::default(),
         }
+    }
+
+    /// Returns the value of a parameter. As in Keras, a later call of a shared layer reads what an earlier call assigned.
+    pub(super) fn value(&mut self, param: ParamId) -> NodeId {
+        let changed =
+            self.assigns.iter().chain(&self.values.replaced).rev().find(|(p, _)| *p == param);
+        if let Some((_, node)) = changed {
+            return *node;
+        }
+        let read = &mut self.values.read;
+        if read.len() <= param.index() {
+            read.resize(param.index() + 1, None);
+        }
+        *read[param.index()].get_or_insert_with(|| self.graph.param(param))
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
@@ -93,6 +144,9 @@ impl Lowering {
         arguments: &Arguments<Operand>,
     ) -> Result<Vec<Operand>> {
         let outer = self.graph.enter(name);
+        if self.mixed && layer.dtype_policy() == Some(Policy::Float32) {
+            self.graph.keep_wide();
+        }
         let mut cx = LayerContext {
             lowering: self,
             layer,
@@ -114,21 +168,37 @@ impl Lowering {
 
 /// The context of a layer's `call`: the graph, the arguments, the layer's weights and the mode.
 pub struct LayerContext<'a> {
-    lowering: &'a mut Lowering,
-    layer: &'a LayerHandle,
-    name: &'a str,
-    arguments: &'a Arguments<Operand>,
+    pub(super) lowering: &'a mut Lowering,
+    pub(super) layer: &'a LayerHandle,
+    pub(super) name: &'a str,
+    pub(super) arguments: &'a Arguments<Operand>,
     /// The path of the sublayer that is called, empty for the layer itself.
-    sublayer: String,
-    frozen_sublayer: bool,
+    pub(super) sublayer: String,
+    pub(super) frozen_sublayer: bool,
     /// The first weight of the layer or sublayer.
-    first: usize,
-    declared: usize,
+    pub(super) first: usize,
+    pub(super) declared: usize,
 }
 
 impl LayerContext<'_> {
-    /// Calls `layer` on this context's arguments and applies its mask rule.
-    fn run(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+    /// Calls `layer` on this context's arguments, applies its mask rule and adds its activity penalty.
+    pub(super) fn run(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+        let outputs = self.run_call(layer)?;
+        if let Some(regularizer) = layer.activity_penalty()? {
+            for output in &outputs {
+                self.regularize_activity(&regularizer, output.node)?;
+            }
+        }
+        Ok(outputs)
+    }
+
+    /// The same without the penalty.
+    pub(super) fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
+        self.lowering.counters.calls += 1;
+        if self.lowering.counters.calls > MAX_CALLS {
+            let expected = format!("a model of at most {MAX_CALLS} calls");
+            return Err(self.argument("calls", &expected, "more"));
+        }
         self.check_arguments(layer)?;
         let operands = self.arguments.positional_tensors();
         let inputs: Vec<NodeId> = operands.iter().map(|operand| operand.node).collect();
@@ -139,60 +209,6 @@ impl LayerContext<'_> {
         };
         let masks = masks.unwrap_or_else(|| vec![passed; nodes.len()]);
         Ok(nodes.into_iter().zip(masks).map(|(node, mask)| Operand { node, mask }).collect())
-    }
-
-    /// Calls a layer that this layer is made of. `attribute` is Keras' name for it. Its weights belong to this layer.
-    ///
-    /// # Errors
-    /// If the sublayer refuses its arguments.
-    pub fn call_sublayer(
-        &mut self,
-        attribute: &str,
-        layer: &dyn Layer,
-        trainable: bool,
-        arguments: &Arguments<Operand>,
-    ) -> Result<Vec<Operand>> {
-        self.in_sublayer(attribute, trainable, |cx| {
-            let mut inner = LayerContext {
-                lowering: &mut *cx.lowering,
-                layer: cx.layer,
-                name: cx.name,
-                arguments,
-                sublayer: cx.sublayer.clone(),
-                frozen_sublayer: cx.frozen_sublayer,
-                first: cx.first,
-                declared: cx.declared,
-            };
-            let out = inner.run(layer);
-            cx.declared = inner.declared;
-            out
-        })
-    }
-
-    /// Makes the next weights the ones that this layer declared first, to call a sublayer again.
-    pub fn reuse_weights(&mut self) {
-        self.declared = self.first;
-    }
-
-    /// Runs `body` as part of a sublayer: the weights that it declares belong to that sublayer.
-    ///
-    /// # Errors
-    /// Those of `body`.
-    pub fn in_sublayer<T>(
-        &mut self,
-        attribute: &str,
-        trainable: bool,
-        body: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
-        let separator = if self.sublayer.is_empty() { "" } else { "/" };
-        let path = format!("{}{separator}{attribute}", self.sublayer);
-        let outer = std::mem::replace(&mut self.sublayer, path);
-        let (frozen, first) = (self.frozen_sublayer, self.first);
-        self.frozen_sublayer |= !trainable;
-        self.first = self.declared;
-        let out = body(self);
-        (self.sublayer, self.frozen_sublayer, self.first) = (outer, frozen, first);
-        out
     }
 
     /// Returns the arguments of the call.
@@ -244,9 +260,46 @@ impl LayerContext<'_> {
         self.arguments.positional_tensors().get(input).and_then(|operand| operand.mask)
     }
 
+    /// Adds a term to the loss of the model, in training and evaluation. A value with one number per sample counts with
+    /// its mean over the batch, a value that all samples share as it is.
+    ///
+    /// # Errors
+    /// If the value is not a single float, per sample or for all.
+    pub fn add_loss(&mut self, value: NodeId) -> Result<()> {
+        let ty = self.ty(value);
+        let space = matches!(ty.space, Space::Rows | Space::Mirrored);
+        if !space || !ty.dims.is_empty() || ty.dtype != DType::F32 {
+            let expected = "one float per sample, or one for the whole batch";
+            return Err(self.argument("loss term", expected, ty.clone()));
+        }
+        self.lowering.losses.push(value);
+        Ok(())
+    }
+
+    /// Adds the penalty of a value to the loss, divided by the size of the batch.
+    pub(crate) fn regularize_activity(
+        &mut self,
+        regularizer: &Regularizer,
+        value: NodeId,
+    ) -> Result<()> {
+        let axes: Vec<usize> = (0..self.dims(value).len()).collect();
+        let graph = self.graph();
+        let value = graph.cast(value, DType::F32)?;
+        let penalty = regularizer.penalty(graph, value, &axes)?;
+        match penalty {
+            Some(penalty) => self.add_loss(penalty),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the graph to append to.
     pub fn graph(&mut self) -> &mut Graph {
         &mut self.lowering.graph
+    }
+
+    /// Returns the graph so far.
+    pub(crate) fn graph_ref(&self) -> &Graph {
+        &self.lowering.graph
     }
 
     /// Returns the layer's name in this model.
@@ -302,6 +355,11 @@ impl LayerContext<'_> {
         match weights.get_mut(index) {
             None => weights.push(Weight { spec: spec.clone(), values: None }),
             Some(existing) if existing.spec.dims == spec.dims => existing.spec = spec.clone(),
+            Some(existing) if self.lowering.open_sizes && existing.values.is_none() => {
+                let received = format!("{:?} and {:?}", existing.spec.dims, spec.dims);
+                let (layer, weight) = (self.name.into(), spec.name);
+                return Err(Error::OpenWeight { layer, weight, received });
+            }
             Some(existing) => {
                 let (expected, received) = (format!("{:?}", existing.spec.dims), &spec.dims);
                 return Err(self.argument(
@@ -328,9 +386,14 @@ impl LayerContext<'_> {
                 param
             }
         };
-        // As in Keras, a later call of a shared layer reads what an earlier call assigned.
-        let pending = self.lowering.assigns.iter().find(|(p, _)| *p == param).map(|(_, n)| *n);
-        Ok(pending.unwrap_or_else(|| self.lowering.graph.param(param)))
+        Ok(self.lowering.value(param))
+    }
+
+    /// Returns the parameter of a weight that this layer or sublayer has declared.
+    pub(super) fn declared_param(&self, index: usize) -> Option<ParamId> {
+        let index = self.first + index;
+        let weights = &self.lowering.weights;
+        weights.iter().find(|w| w.layer.same(self.layer) && w.index == index).map(|w| w.param)
     }
 
     /// Adds a constant from the layer's config. It is not a weight and is never saved.
@@ -340,6 +403,11 @@ impl LayerContext<'_> {
     pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
         let full_name = format!("{}/{name}", self.name);
+        if self.lowering.open_sizes {
+            let feed = self.lowering.graph.add_feed(&full_name, Type::mirrored(dims));
+            self.lowering.fed_constants.push(values);
+            return self.lowering.graph.feed(feed);
+        }
         let param = self.lowering.graph.add_param(&full_name, dims, false);
         self.lowering.constants.push((param, values));
         self.lowering.graph.param(param)
@@ -347,10 +415,7 @@ impl LayerContext<'_> {
 
     /// Assigns `value` to the layer's weight `index` at the end of the step.
     pub fn assign(&mut self, index: usize, value: NodeId) {
-        let index = self.first + index;
-        let declared =
-            self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
-        let param = declared.expect("a layer assigns a weight it has declared").param;
+        let param = self.declared_param(index).expect("a layer assigns a weight it has declared");
         // The last call wins.
         self.lowering.assigns.retain(|(p, _)| *p != param);
         self.lowering.assigns.push((param, value));
@@ -358,8 +423,8 @@ impl LayerContext<'_> {
 
     /// Returns a random stream that only this call uses.
     pub fn stream(&mut self) -> u32 {
-        self.lowering.streams += 1;
-        self.lowering.streams
+        self.lowering.counters.streams += 1;
+        self.lowering.counters.streams
     }
 
     /// Returns the scope over which batch statistics are reduced.

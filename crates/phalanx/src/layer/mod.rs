@@ -5,15 +5,22 @@
 //! shares the weights.
 
 mod arguments;
+mod host;
 mod lowering;
+mod sublayers;
 mod weights;
 
 pub use arguments::{Argument, Arguments};
+pub use host::{Elements, HostLayer, RowType, VocabularyLayer};
+pub(crate) use host::{host_only, one_input};
 pub use lowering::{LayerContext, Lowering, ModelWeight, Operand};
 pub(crate) use weights::WeightStore;
 pub use weights::{Weight, WeightSpec};
 
+use crate::data::{Columns, Samples};
 use crate::error::{Error, Result};
+use crate::regularizers::Regularizer;
+use phalanx_graph::program::Policy;
 use phalanx_graph::{NodeId, ParamId};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
@@ -43,6 +50,14 @@ pub trait Layer: Debug + Send + Sync + 'static {
         MaskRule::Stop
     }
 
+    /// The penalty on the layer's outputs, which is added to the loss, divided by the size of the batch.
+    ///
+    /// # Errors
+    /// If the regularizer has an unknown name.
+    fn activity_penalty(&self) -> Result<Option<Regularizer>> {
+        Ok(None)
+    }
+
     /// How several inputs are passed.
     fn inputs_form(&self) -> InputsForm {
         InputsForm::Single
@@ -52,6 +67,21 @@ pub trait Layer: Debug + Send + Sync + 'static {
     /// any number of positional arguments.
     fn signature(&self) -> &'static [&'static str] {
         &["inputs"]
+    }
+
+    /// The layer's computation on the host, if it has one. Layers of strings run nowhere else.
+    fn host(&self) -> Option<&dyn HostLayer> {
+        None
+    }
+
+    /// The layer's vocabulary, if it has one.
+    fn vocabulary(&self) -> Option<&dyn VocabularyLayer> {
+        None
+    }
+
+    /// Keras' name of the layer's element type.
+    fn dtype(&self) -> &'static str {
+        "float32"
     }
 }
 
@@ -136,6 +166,7 @@ pub struct LayerInstance {
     layer: Box<dyn Layer>,
     name: Option<String>,
     trainable: AtomicBool,
+    policy: Mutex<Option<Policy>>,
     weights: Mutex<Vec<Weight>>,
     owner: Mutex<Option<Owner>>,
     /// Incremented whenever the host values change.
@@ -163,6 +194,18 @@ impl LayerInstance {
     /// Freezes or unfreezes the layer; takes effect at the next `compile`.
     pub fn set_trainable(&self, trainable: bool) {
         self.trainable.store(trainable, Ordering::Relaxed);
+    }
+
+    /// Returns the dtype policy of the layer, if it has one of its own.
+    pub fn dtype_policy(&self) -> Option<Policy> {
+        *lock(&self.policy)
+    }
+
+    /// Gives the layer a dtype policy of its own, which takes effect at the next `compile`. A model with a layer of mixed
+    /// precision is compiled for mixed precision, unless its strategy says otherwise; its layers with
+    /// [`Policy::Float32`] then keep 32-bit results.
+    pub fn set_dtype_policy(&self, policy: Policy) {
+        *lock(&self.policy) = Some(policy);
     }
 
     /// Returns the weights in Keras' order. If a compiled model is training the layer, these values may
@@ -259,6 +302,7 @@ impl LayerHandle {
             layer,
             name,
             trainable,
+            policy: Mutex::default(),
             weights: Mutex::default(),
             owner: Mutex::default(),
             version: AtomicU64::new(0),
@@ -269,6 +313,12 @@ impl LayerHandle {
     /// Returns whether both handles refer to the same layer.
     pub fn same(&self, other: &LayerHandle) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Gives the layer a dtype policy of its own and returns it, for chaining.
+    pub fn with_dtype_policy(self, policy: Policy) -> LayerHandle {
+        self.set_dtype_policy(policy);
+        self
     }
 
     /// Freezes the layer and returns it, for chaining.
@@ -297,6 +347,32 @@ pub trait LayerExt: Layer + Sized {
     /// Names the layer; the model finds it by this name.
     fn named(self, name: &str) -> LayerHandle {
         LayerHandle::new(Box::new(self), Some(name.into()), true)
+    }
+
+    /// Applies a preprocessing layer to samples on the host, outside of a model.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let lookup = StringLookup::new().vocabulary(["red", "blue"]);
+    /// let indices = lookup.preprocess(Text::from(["blue", "green"]))?;
+    /// assert_eq!(indices.to_tensor().i32().unwrap(), [2, 0]);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A layer that does not run on the host, or samples that it refuses.
+    fn preprocess(&self, samples: impl Into<Columns>) -> Result<Samples> {
+        let class = self.class_name();
+        let layer = self.host().ok_or_else(|| {
+            Error::argument(class, "preprocess", "a layer that runs on the host", class)
+        })?;
+        let samples = samples.into().into_samples();
+        if let Some(bad) = samples.iter().find(|s| s.dims().is_empty() || s.rows() == 0) {
+            let received = format!("{:?}", bad.dims());
+            return Err(Error::argument(class, "samples", "at least one row", received));
+        }
+        layer.run(class, &samples)
     }
 }
 

@@ -32,6 +32,8 @@ pub struct WeightSpec {
     pub constraint: Option<Constraint>,
     /// Whether the optimizer updates it; false for moving statistics.
     pub trainable: bool,
+    /// Whether files list the weight of a sublayer among the layer's own weights too.
+    pub listed_twice: bool,
 }
 
 impl WeightSpec {
@@ -47,6 +49,7 @@ impl WeightSpec {
             regularizer: None,
             constraint: None,
             trainable: true,
+            listed_twice: false,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! In training, mean and variance are those of the batch, over all axes except `axis`, and the moving
 //! statistics are updated: `moving = moving · momentum + batch · (1 - momentum)`. In inference, or if the layer
-//! is frozen, the moving statistics are used. Each replica has its own batch statistics unless the layer is
+//! is frozen, the moving statistics are used. Masked positions do not count in the statistics. Each replica has its own batch statistics unless the layer is
 //! `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each `[channels]`.
 
 use super::support::{WeightOptions, check_not_negative, row_axis, single, swap_with_last};
@@ -171,16 +171,85 @@ impl BatchNormalization {
             Scope::Device => g.push(Op::ReplicaMean, &[stats])?,
             Scope::All => stats,
         };
-        for (row, old) in [w.moving_mean, w.moving_variance].into_iter().enumerate() {
+        for row in 0..2 {
             let g = cx.graph();
             let stat = g.push(Op::Slice { axis: 0, start: row, len: 1 }, &[common])?;
             let stat = g.reshape(stat, &[channels])?;
-            let fresh = g.scale(stat, 1.0 - self.momentum)?;
-            let kept = g.scale(old, self.momentum)?;
-            let new = g.add(kept, fresh)?;
-            cx.assign(w.moving + row, new);
+            self.update_moving(cx, w, row, stat)?;
         }
         Ok(y)
+    }
+
+    /// Updates the moving mean (`row` 0) or variance (1) with that of a batch.
+    fn update_moving(
+        &self,
+        cx: &mut LayerContext<'_>,
+        w: &Weights,
+        row: usize,
+        stat: NodeId,
+    ) -> Result<()> {
+        let old = [w.moving_mean, w.moving_variance][row];
+        let g = cx.graph();
+        let fresh = g.scale(stat, 1.0 - self.momentum)?;
+        let kept = g.scale(old, self.momentum)?;
+        let new = g.add(kept, fresh)?;
+        cx.assign(w.moving + row, new);
+        Ok(())
+    }
+
+    /// Normalises by the statistics of the positions that the mask leaves, and updates the moving statistics. As in
+    /// Keras, masked positions are normalised too. The channels of `x` are last; `axis` was their place.
+    fn normalize_by_valid(
+        &self,
+        cx: &mut LayerContext<'_>,
+        x: NodeId,
+        mask: NodeId,
+        axis: usize,
+        w: &Weights,
+    ) -> Result<NodeId> {
+        let (dims, mut valid_dims) = (cx.dims(x), cx.dims(mask));
+        if valid_dims.len() + 1 != dims.len() {
+            let received = format!("{valid_dims:?} for {dims:?}");
+            return Err(cx.argument("mask", "one axis less than the input", received));
+        }
+        valid_dims.push(1);
+        let scope = cx.statistics(self.synchronized);
+        let valid = cx.graph().reshape(mask, &valid_dims)?;
+        let valid = swap_with_last(cx, valid, axis)?;
+        let valid = cx.graph().push(Op::Broadcast { dims: dims.clone() }, &[valid])?;
+        let positions: Vec<usize> = (0..dims.len() - 1).collect();
+        let channels = dims[dims.len() - 1];
+        let total = |cx: &mut LayerContext<'_>, values: NodeId| -> Result<NodeId> {
+            let g = cx.graph();
+            let sum = g.sum_axes(values, &positions)?;
+            let sum = g.reshape(sum, &[channels])?;
+            let sum = g.push(Op::SumRows, &[sum])?;
+            Ok(g.push(Op::AllReduce { scope }, &[sum])?)
+        };
+        let zero = cx.graph().scalar(0.0);
+        let kept = cx.graph().select(valid, x, zero)?;
+        let (sum, count) = (total(cx, kept)?, total(cx, valid)?);
+        // Keras' epsilon.
+        let count = cx.graph().offset(count, 1e-7)?;
+        let mean = cx.graph().div(sum, count)?;
+        let centred = cx.graph().sub(x, mean)?;
+        let kept = cx.graph().select(valid, centred, zero)?;
+        let squares = cx.graph().unary(Unary::Square, kept)?;
+        let squares = total(cx, squares)?;
+        let variance = cx.graph().div(squares, count)?;
+        for (row, stat) in [mean, variance].into_iter().enumerate() {
+            let stat = match scope {
+                Scope::Device => cx.graph().push(Op::ReplicaMean, &[stat])?,
+                Scope::All => stat,
+            };
+            self.update_moving(cx, w, row, stat)?;
+        }
+        let g = cx.graph();
+        let spread = g.offset(variance, self.epsilon)?;
+        let factor = g.unary(Unary::Rsqrt, spread)?;
+        let factor = g.mul(factor, w.gamma)?;
+        let y = g.mul(centred, factor)?;
+        Ok(g.add(y, w.beta)?)
     }
 
     /// Normalises by the moving statistics: `x · scale + shift`.
@@ -219,13 +288,10 @@ impl Layer for BatchNormalization {
         let w = self.weights(cx, channels)?;
         let x = swap_with_last(cx, x, axis)?;
         let by_batch = cx.training() && cx.trainable();
-        if by_batch && cx.mask(0).is_some() {
-            let expected = "an input without mask while its statistics are trained";
-            return Err(cx.argument("input", expected, "one with a mask"));
-        }
-        let y = match by_batch {
-            true => self.normalize_by_batch(cx, x, &w)?,
-            false => self.normalize_by_moving(cx, x, &w)?,
+        let y = match (by_batch, cx.mask(0)) {
+            (true, None) => self.normalize_by_batch(cx, x, &w)?,
+            (true, Some(mask)) => self.normalize_by_valid(cx, x, mask, axis, &w)?,
+            (false, _) => self.normalize_by_moving(cx, x, &w)?,
         };
         Ok(swap_with_last(cx, y, axis)?.into())
     }

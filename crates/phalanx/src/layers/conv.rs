@@ -7,7 +7,7 @@
 //! `[kernel size, channels / groups, filters]` and `bias` `[filters]`.
 
 use super::spatial::{ImageDataFormat, Padding, Sizes, finish, spatial};
-use super::support::{AlwaysNull, WeightOptions, check_at_least_one};
+use super::support::{WeightOptions, activity_penalty, check_at_least_one};
 use super::window::{Window, convolve};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -74,7 +74,7 @@ pub struct Conv<const N: usize> {
     bias_initializer: ByName<Initializer>,
     kernel_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     kernel_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
 }
@@ -102,7 +102,7 @@ impl<const N: usize> Conv<N> {
             bias_initializer: Initializer::Zeros {}.into(),
             kernel_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             kernel_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
         }
@@ -135,11 +135,14 @@ impl<const N: usize> Conv<N> {
         kernel_constraint: impl Into<OptionalByName<Constraint>>,
         /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 }
 
 impl<const N: usize> Layer for Conv<N> {
     keras_class!(Conv::<N>::NAME);
+    activity_penalty!();
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = *self.activation.get()?;

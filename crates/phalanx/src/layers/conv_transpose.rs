@@ -6,7 +6,7 @@
 //! Weights: `kernel` `[kernel size, filters, channels]` and `bias` `[filters]`.
 
 use super::spatial::{ImageDataFormat, Padding, Sizes, Spatial, finish, spatial};
-use super::support::{AlwaysNull, WeightOptions, check_at_least_one, check_countable};
+use super::support::{WeightOptions, activity_penalty, check_at_least_one, check_countable};
 use super::window::{Window, depth, last_two};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -71,7 +71,7 @@ pub struct ConvTranspose<const N: usize> {
     bias_initializer: ByName<Initializer>,
     kernel_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     kernel_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
 }
@@ -99,7 +99,7 @@ impl<const N: usize> ConvTranspose<N> {
             bias_initializer: Initializer::Zeros {}.into(),
             kernel_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             kernel_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
         }
@@ -137,6 +137,8 @@ impl<const N: usize> ConvTranspose<N> {
         kernel_constraint: impl Into<OptionalByName<Constraint>>,
         /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 
     /// The size of the output along an axis, and the zeros before it in the convolution that this one transposes.
@@ -197,6 +199,7 @@ impl<const N: usize> ConvTranspose<N> {
 
 impl<const N: usize> Layer for ConvTranspose<N> {
     keras_class!(ConvTranspose::<N>::NAME);
+    activity_penalty!();
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = *self.activation.get()?;

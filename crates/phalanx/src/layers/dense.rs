@@ -3,7 +3,7 @@
 //! Input `(batch, .., k)`, output `(batch, .., units)`; the layer acts on the last axis.
 //! Weights: `kernel` `[k, units]` and `bias` `[units]`.
 
-use super::support::{WeightOptions, check_at_least_one, shape_text, single};
+use super::support::{WeightOptions, activity_penalty, check_at_least_one, shape_text, single};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::setters;
@@ -37,6 +37,8 @@ pub struct Dense {
     bias_initializer: ByName<Initializer>,
     kernel_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
+    #[serde(skip_serializing_if = "OptionalByName::is_none")]
+    activity_regularizer: OptionalByName<Regularizer>,
     kernel_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
 }
@@ -56,6 +58,7 @@ impl Dense {
             bias_initializer: Initializer::Zeros {}.into(),
             kernel_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
+            activity_regularizer: OptionalByName::default(),
             kernel_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
         }
@@ -78,11 +81,14 @@ impl Dense {
         kernel_constraint: impl Into<OptionalByName<Constraint>>,
         /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 }
 
 impl Layer for Dense {
     keras_class!("Dense");
+    activity_penalty!();
 
     fn mask_rule(&self) -> MaskRule {
         MaskRule::Pass

@@ -5,7 +5,7 @@
 //! `[kernel size, channels, depth_multiplier]` and `bias` `[channels · depth_multiplier]`.
 
 use super::spatial::{ImageDataFormat, Padding, Sizes, finish, spatial};
-use super::support::{AlwaysNull, WeightOptions, check_at_least_one};
+use super::support::{WeightOptions, activity_penalty, check_at_least_one};
 use super::window::{Window, convolve};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -58,7 +58,7 @@ pub struct DepthwiseConv<const N: usize> {
     bias_initializer: ByName<Initializer>,
     depthwise_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     depthwise_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
 }
@@ -85,7 +85,7 @@ impl<const N: usize> DepthwiseConv<N> {
             bias_initializer: Initializer::Zeros {}.into(),
             depthwise_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             depthwise_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
         }
@@ -118,11 +118,14 @@ impl<const N: usize> DepthwiseConv<N> {
         depthwise_constraint: impl Into<OptionalByName<Constraint>>,
         /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 }
 
 impl<const N: usize> Layer for DepthwiseConv<N> {
     keras_class!(DepthwiseConv::<N>::NAME);
+    activity_penalty!();
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = *self.activation.get()?;

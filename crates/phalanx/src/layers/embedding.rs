@@ -3,7 +3,7 @@
 //! Input `(batch, ..)` of integers below `input_dim`, output `(batch, .., output_dim)`. Weight: `embeddings`
 //! `[input_dim, output_dim]`.
 
-use super::support::{AlwaysNull, WeightOptions, check_at_least_one, single};
+use super::support::{WeightOptions, activity_penalty, check_at_least_one, single};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::setters;
 use crate::constraints::Constraint;
@@ -32,7 +32,7 @@ pub struct Embedding {
     output_dim: usize,
     embeddings_initializer: ByName<Initializer>,
     embeddings_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     embeddings_constraint: OptionalByName<Constraint>,
     mask_zero: bool,
 }
@@ -49,7 +49,7 @@ impl Embedding {
             output_dim,
             embeddings_initializer: Initializer::random_uniform(-0.05, 0.05).into(),
             embeddings_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             embeddings_constraint: OptionalByName::default(),
             mask_zero: false,
         }
@@ -64,11 +64,13 @@ impl Embedding {
         embeddings_constraint: impl Into<OptionalByName<Constraint>>,
         /// Whether the index 0 is padding, which later layers mask.
         mask_zero: bool,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 }
 
 impl Embedding {
-    /// The number of vectors and their length.
+    /// The numbers of rows and columns of the table.
     pub(super) fn sizes(&self) -> [usize; 2] {
         [self.input_dim, self.output_dim]
     }
@@ -110,6 +112,7 @@ impl Embedding {
 
 impl Layer for Embedding {
     keras_class!("Embedding");
+    activity_penalty!();
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;

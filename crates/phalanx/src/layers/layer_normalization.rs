@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::regularizers::Regularizer;
-use phalanx_graph::NodeId;
-use phalanx_graph::ops::Unary;
+use phalanx_graph::ops::{LayerNormAttrs, Unary};
+use phalanx_graph::{Graph, NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -89,6 +89,28 @@ impl LayerNormalization {
     }
 }
 
+/// `(x - mean) / √(variance + epsilon)` over `axes`.
+fn standardized(g: &mut Graph, x: NodeId, axes: &[usize], epsilon: f64) -> Result<NodeId> {
+    let dims = g.ty(x).dims.clone();
+    let lead = dims.len() - axes.len();
+    let mut sorted = axes.to_vec();
+    sorted.sort_unstable();
+    let n = phalanx_graph::count(&dims[lead..]);
+    if sorted.into_iter().eq(lead..dims.len()) && n > 0 {
+        let vectors = g.reshape(x, &[&dims[..lead], &[n]].concat())?;
+        let attrs = LayerNormAttrs { epsilon: epsilon.into(), rms: false };
+        let y = g.push(Op::LayerNorm(attrs), &[vectors])?;
+        return Ok(g.reshape(y, &dims)?);
+    }
+    let mean = g.mean_axes(x, axes)?;
+    let centred = g.sub(x, mean)?;
+    let squares = g.unary(Unary::Square, centred)?;
+    let variance = g.mean_axes(squares, axes)?;
+    let t = g.offset(variance, epsilon)?;
+    let t = g.unary(Unary::Rsqrt, t)?;
+    Ok(g.mul(centred, t)?)
+}
+
 impl Layer for LayerNormalization {
     fn class_name(&self) -> &'static str {
         "LayerNormalization"
@@ -116,14 +138,7 @@ impl Layer for LayerNormalization {
         let mut aligned = vec![1; dims.len()];
         axes.iter().for_each(|a| aligned[*a] = dims[*a]);
 
-        let g = cx.graph();
-        let mean = g.mean_axes(x, &axes)?;
-        let centred = g.sub(x, mean)?;
-        let squares = g.unary(Unary::Square, centred)?;
-        let variance = g.mean_axes(squares, &axes)?;
-        let t = g.offset(variance, self.epsilon)?;
-        let t = g.unary(Unary::Rsqrt, t)?;
-        let mut y = g.mul(centred, t)?;
+        let mut y = standardized(cx.graph(), x, &axes, self.epsilon)?;
         if self.scale {
             let gamma = WeightOptions {
                 initializer: &self.gamma_initializer,

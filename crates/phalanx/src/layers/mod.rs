@@ -4,6 +4,7 @@
 //! Keras' config. To add a layer, write its file, declare its module and add a row to the table below.
 
 mod activation;
+mod activity_regularization;
 mod adaptive_pooling;
 mod advanced_activations;
 mod applications;
@@ -15,6 +16,7 @@ mod conv_transpose;
 mod cropping;
 mod dense;
 mod depthwise_conv;
+mod dot;
 mod dropout;
 mod embedding;
 mod flatten;
@@ -26,11 +28,14 @@ mod layer_normalization;
 mod masking;
 mod merge;
 pub(crate) mod nested;
+pub(crate) mod nested_model;
 mod noise;
 mod normalization;
 mod numbers;
 mod permute;
 mod pooling;
+mod preprocessing;
+mod regularized;
 mod repeat_vector;
 mod rescaling;
 mod reshape;
@@ -39,6 +44,7 @@ mod rms_normalization;
 mod rnn;
 mod separable_conv;
 pub(crate) mod spatial;
+mod spectral_normalization;
 pub(crate) mod support;
 mod unit_normalization;
 mod up_sampling;
@@ -46,8 +52,11 @@ pub(crate) mod window;
 mod zero_padding;
 
 pub use attention::ScoreMode;
+pub use dot::DotAxes;
 pub use image_preprocessing::{Factor, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
+pub use preprocessing::hashing::MaskValue;
+pub use preprocessing::{Ngrams, OovMethod, OutputMode, Salt, Split, Standardize};
 pub use rnn::bidirectional::MergeMode;
 pub use rnn::{GRUCell, LSTMCell, SimpleRNNCell, StackedRNNCells};
 pub use spatial::{ImageDataFormat, Padding, Pair, Sides, Sizes};
@@ -64,6 +73,7 @@ registry! {
     const LAYERS: dyn Layer = read;
 
     activation { Activation required ["activation"] }
+    activity_regularization { ActivityRegularization }
     adaptive_pooling {
         AdaptiveAveragePooling1D required ["output_size"],
         AdaptiveAveragePooling2D required ["output_size"],
@@ -102,6 +112,7 @@ registry! {
         DepthwiseConv1D required ["kernel_size"],
         DepthwiseConv2D required ["kernel_size"],
     }
+    dot { Dot required ["axes"] }
     dropout {
         Dropout required ["rate"],
         SpatialDropout1D required ["rate"],
@@ -142,11 +153,24 @@ registry! {
         AveragePooling3D required ["pool_size"],
         MaxPooling1D, MaxPooling2D, MaxPooling3D,
     }
+    preprocessing::category_encoding { CategoryEncoding required ["num_tokens"] }
+    preprocessing::discretization { Discretization }
+    preprocessing::feature_layers { TFDConcat required ["axis"], TFDIdentity }
+    preprocessing::hashed_crossing { HashedCrossing required ["num_bins"] }
+    preprocessing::hashing { Hashing required ["num_bins"] }
+    preprocessing::integer_lookup { IntegerLookup }
+    preprocessing::string_lookup { StringLookup }
+    preprocessing::text_vectorization { TextVectorization }
     repeat_vector { RepeatVector required ["n"] }
     rescaling { Rescaling required ["scale"] }
     reshape { Reshape required ["target_shape"] }
     reversible_embedding { ReversibleEmbedding required ["input_dim", "output_dim"] }
     rnn::bidirectional { Bidirectional required ["layer"] }
+    rnn::conv_lstm {
+        ConvLSTM1D required ["filters", "kernel_size"],
+        ConvLSTM2D required ["filters", "kernel_size"],
+        ConvLSTM3D required ["filters", "kernel_size"],
+    }
     rnn::gru { GRU required ["units"] }
     rnn::lstm { LSTM required ["units"] }
     rnn::rnn { RNN required ["cell"] }
@@ -157,6 +181,7 @@ registry! {
         SeparableConv1D required ["filters", "kernel_size"],
         SeparableConv2D required ["filters", "kernel_size"],
     }
+    spectral_normalization { SpectralNormalization required ["layer"] }
     unit_normalization { UnitNormalization }
     up_sampling { UpSampling1D, UpSampling2D, UpSampling3D }
     zero_padding { ZeroPadding1D, ZeroPadding2D, ZeroPadding3D }
@@ -194,7 +219,17 @@ pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<B
     if let Some(key) = class.required.iter().find(|key| !config.contains_key(**key)) {
         return Err(Error::config(class_name, format!("missing key `{key}`")));
     }
-    (class.read)(class, &config)
+    let read = (class.read)(class, &config);
+    let Some(regularizer) = config.remove(regularized::KEY) else { return read };
+    // Every layer of Keras has this option; few name it among their arguments.
+    match (read, (class.read)(class, &config)) {
+        (Err(_), Ok(layer)) => {
+            let wrong = |e| Error::config(class_name, format!("{}: {e}", regularized::KEY));
+            let regularizer = serde_json::from_value(regularizer).map_err(wrong)?;
+            Ok(Box::new(regularized::Regularized::new(layer, regularizer)))
+        }
+        (read, _) => read,
+    }
 }
 
 /// Removes keys that some versions of Keras write and that have no effect at these values.
@@ -246,6 +281,7 @@ fn read_config<L: DeserializeOwned>(class: &str, config: &Config) -> Result<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::regularizers::Regularizer;
     use serde_json::json;
 
     fn read(class_name: &str, config: Value) -> Result<Box<dyn Layer>> {
@@ -277,11 +313,16 @@ mod tests {
         let text = message("Conv2D", json!({ "filters": 3, "kernel_size": [1, 2, 3] }));
         assert_eq!(text, "Conv2D: kernel_size: expected a whole number or two of them");
         let l2 = json!({ "class_name": "L2", "config": { "l2": 0.1 } });
-        let text = message(
-            "Conv2D",
-            json!({ "filters": 3, "kernel_size": 3, "activity_regularizer": l2 }),
-        );
-        assert!(text.starts_with("Conv2D: activity_regularizer: not supported: expected null"));
+        for (class, mut config) in
+            [("Conv2D", json!({ "filters": 3, "kernel_size": 3 })), ("Flatten", json!({}))]
+        {
+            config["activity_regularizer"] = l2.clone();
+            let layer = read(class, config.clone()).unwrap();
+            assert_eq!(layer.activity_penalty().unwrap(), Some(Regularizer::l2(0.1)));
+            assert_eq!(layer.config()["activity_regularizer"]["config"], l2["config"]);
+            config["activity_regularizer"] = json!("l3");
+            assert!(message(class, config).contains("activity_regularizer: "));
+        }
         let text = message("Dens", json!({}));
         assert!(text.starts_with("unknown layer 'Dens'; did you mean 'Dense'?"), "{text}");
     }

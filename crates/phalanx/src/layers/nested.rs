@@ -2,12 +2,18 @@
 
 use crate::layer::Layer;
 use crate::registry::Config;
+use phalanx_graph::program::Policy;
 use serde_json::{Value, json};
 
-/// The dtype policy that configs of layers hold.
-pub(crate) fn dtype_policy() -> Value {
+/// A dtype policy as configs of layers hold it.
+pub(crate) fn policy_value(policy: Policy) -> Value {
+    dtype_value(policy.name())
+}
+
+/// An element type as configs of layers hold it.
+pub(crate) fn dtype_value(name: &str) -> Value {
     json!({ "module": "keras", "class_name": "DTypePolicy",
-            "config": { "name": "float32" }, "registered_name": null })
+            "config": { "name": name }, "registered_name": null })
 }
 
 /// The name of an element type or dtype policy.
@@ -18,6 +24,36 @@ pub(crate) fn policy_name(dtype: &Value) -> Option<&str> {
         other => other.get("config")?.get("name")?.as_str(),
     }
 }
+
+/// The dtype policy of a layer's config; absent is `float32`.
+///
+/// # Errors
+/// The value that is not a policy of Phalanx, as text.
+pub(crate) fn parse_policy(dtype: Option<&Value>) -> Result<Policy, String> {
+    let Some(dtype) = dtype else { return Ok(Policy::Float32) };
+    let known = policy_name(dtype).and_then(Policy::from_name);
+    known.ok_or_else(|| phalanx_graph::text::brief(&dtype.to_string()).into_owned())
+}
+
+/// Calls `visit` with the dtype policy of every layer inside a config.
+pub(crate) fn for_each_policy(config: &mut Value, visit: &mut impl FnMut(&mut Value)) {
+    match config {
+        Value::Object(entries) => {
+            let is_layer = entries.get("module").is_some_and(|module| module == "keras.layers");
+            if let (true, Some(dtype)) =
+                (is_layer, entries.get_mut("config").and_then(|config| config.get_mut("dtype")))
+            {
+                visit(dtype);
+            }
+            entries.values_mut().for_each(|value| for_each_policy(value, visit));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|value| for_each_policy(value, visit)),
+        _ => {}
+    }
+}
+
+/// What [`parse_policy`] accepts.
+pub(crate) const POLICIES: &str = "float32, mixed_bfloat16 or mixed_float16";
 
 /// A serialized layer: its class, its name, whether it is trainable, and the rest of its config.
 #[derive(Clone, Debug)]
@@ -40,10 +76,8 @@ impl NestedLayer {
             return Err("expected a layer with class_name and config".into());
         };
         let mut config = config.clone();
-        let dtype = config.remove("dtype").unwrap_or_default();
-        if policy_name(&dtype) != Some("float32") {
-            return Err(format!("dtype of {class}: expected float32, received {dtype}"));
-        }
+        // The file reader checks that it is the policy of the layer around it.
+        config.remove("dtype");
         let name = config.remove("name");
         let name = name.as_ref().and_then(Value::as_str).unwrap_or_default().to_string();
         let trainable = config.remove("trainable") != Some(Value::Bool(false));
@@ -62,7 +96,7 @@ impl NestedLayer {
         let mut config = self.config.clone();
         config.insert("name".into(), self.name.clone().into());
         config.insert("trainable".into(), self.trainable.into());
-        config.insert("dtype".into(), dtype_policy());
+        config.insert("dtype".into(), policy_value(Policy::Float32));
         json!({ "module": "keras.layers", "class_name": self.class, "config": config,
                 "registered_name": null })
     }

@@ -5,6 +5,7 @@
 //! not tied, `reverse_embeddings` `[output_dim, input_dim]`.
 
 use super::embedding::Embedding;
+use super::rnn::dot;
 use super::support::{WeightOptions, single};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
@@ -27,7 +28,7 @@ const SIGNATURE: &[&str] = &["inputs", "reverse"];
 /// ```
 /// use phalanx::prelude::*;
 ///
-/// let tokens = Input::new([16]).integers().symbol();
+/// let tokens = Input::new([16]).dtype("int32").symbol();
 /// let table = LayerHandle::from(ReversibleEmbedding::new(1000, 64));
 /// let x = table.apply(&tokens);
 /// let logits = table.apply_with([&x], [("reverse", true.into())]);
@@ -150,6 +151,10 @@ impl Layer for ReversibleEmbedding {
         SIGNATURE
     }
 
+    fn activity_penalty(&self) -> Result<Option<Regularizer>> {
+        self.table.activity_penalty()
+    }
+
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         if !matches!(self.options.reverse_dtype.as_deref(), None | Some("float32")) {
             let received = self.options.reverse_dtype.clone().unwrap_or_default();
@@ -167,7 +172,7 @@ impl Layer for ReversibleEmbedding {
             return Err(cx.argument("input", &expected, received));
         }
         let mut y = match kernel {
-            Some(kernel) => cx.graph().einsum("...k,kn->...n", &[x, kernel])?,
+            Some(kernel) => dot(cx, x, kernel, None)?,
             None => cx.graph().einsum("...k,nk->...n", &[x, table])?,
         };
         if let Some(cap) = self.options.logit_soft_cap {

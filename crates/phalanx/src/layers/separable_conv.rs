@@ -5,7 +5,7 @@
 //! `bias` `[filters]`.
 
 use super::spatial::{ImageDataFormat, Padding, Sizes, finish, spatial};
-use super::support::{AlwaysNull, WeightOptions, check_at_least_one};
+use super::support::{WeightOptions, activity_penalty, check_at_least_one};
 use super::window::{Window, convolve};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -61,7 +61,7 @@ pub struct SeparableConv<const N: usize> {
     depthwise_regularizer: OptionalByName<Regularizer>,
     pointwise_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     depthwise_constraint: OptionalByName<Constraint>,
     pointwise_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
@@ -93,7 +93,7 @@ impl<const N: usize> SeparableConv<N> {
             depthwise_regularizer: OptionalByName::default(),
             pointwise_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             depthwise_constraint: OptionalByName::default(),
             pointwise_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
@@ -133,11 +133,14 @@ impl<const N: usize> SeparableConv<N> {
         pointwise_constraint: impl Into<OptionalByName<Constraint>>,
         /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 }
 
 impl<const N: usize> Layer for SeparableConv<N> {
     keras_class!(SeparableConv::<N>::NAME);
+    activity_penalty!();
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = *self.activation.get()?;

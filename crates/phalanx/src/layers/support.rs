@@ -7,8 +7,7 @@ use crate::initializers::Initializer;
 use crate::layer::{LayerContext, WeightSpec};
 use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
-use serde::{Deserialize, Deserializer, Serialize, de};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 /// The order of an image's axes in layers that support no other: height, width, channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,20 +17,17 @@ pub(crate) enum DataFormat {
     ChannelsLast,
 }
 
-/// A key that Keras writes and that must be null.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct AlwaysNull;
-
-impl<'de> Deserialize<'de> for AlwaysNull {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<AlwaysNull, D::Error> {
-        match Value::deserialize(d)? {
-            Value::Null => Ok(AlwaysNull),
-            other => {
-                Err(de::Error::custom(format!("not supported: expected null, received {other}")))
-            }
+/// The method of a layer that regularizes its output, from its field of the same name.
+macro_rules! activity_penalty {
+    () => {
+        fn activity_penalty(
+            &self,
+        ) -> $crate::error::Result<Option<$crate::regularizers::Regularizer>> {
+            self.activity_regularizer.get()
         }
-    }
+    };
 }
+pub(crate) use activity_penalty;
 
 /// The input of a layer that takes a single one.
 pub(crate) fn single(cx: &LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {

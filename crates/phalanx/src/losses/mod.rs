@@ -7,6 +7,7 @@ mod axis;
 mod binary_crossentropy;
 mod categorical_crossentropy;
 mod cosine_similarity;
+mod ctc;
 mod focal;
 mod generalized_cross_entropy;
 mod hinge;
@@ -65,6 +66,7 @@ registry! {
     generalized_cross_entropy {
         CategoricalGeneralizedCrossEntropy aliases ["categorical_generalized_cross_entropy"],
     }
+    ctc { CTC aliases ["ctc"] }
     overlap { Dice aliases ["dice"], Tversky aliases ["tversky"] }
 }
 
@@ -157,6 +159,11 @@ pub trait Loss: Debug + Send + Sync {
     /// The class whose labels do not count, if any. It need not be one of the predicted classes.
     fn ignored_class(&self) -> Option<i64> {
         None
+    }
+
+    /// Whether rows of targets may be shorter than the loss takes them, followed by zeros.
+    fn pads_targets(&self) -> bool {
+        false
     }
 
     /// The factor by which the values of a batch grow because ignored labels do not count in their mean: the total

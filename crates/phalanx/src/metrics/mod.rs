@@ -12,7 +12,9 @@ mod correlation;
 mod f_score;
 mod iou;
 mod mean;
+mod mean_metric_wrapper;
 mod r2_score;
+mod running;
 mod support;
 mod top_k;
 
@@ -25,6 +27,8 @@ use support::{
     MAX_THRESHOLDS, check_labels, check_threshold, check_weights, class_slice, classes, mean_state,
     mismatch, owner, position_sums, ratio, targets_like_predictions, top_k_mask,
 };
+
+pub use running::{Mean, Sum};
 
 use crate::config;
 use crate::error::{Error, Result};
@@ -103,6 +107,7 @@ registry! {
         SquaredHinge aliases ["squared_hinge"],
         CategoricalHinge aliases ["categorical_hinge"],
     }
+    mean_metric_wrapper { MeanMetricWrapper = read_wrapper }
 }
 
 const REGISTRY: Registry<dyn Metric> = Registry { kind: "metric", tables: &[METRICS, MEANS] };
@@ -194,6 +199,10 @@ fn read_sparse(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Met
     read::<SparseCategoricalCrossentropy>(class, config)
 }
 
+fn read_wrapper(_: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>> {
+    MeanMetricWrapper::read(config)
+}
+
 /// The class names that [`from_config`] knows.
 pub fn class_names() -> Vec<&'static str> {
     REGISTRY.class_names()
@@ -229,6 +238,10 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Metric>> {
     let variants = ["accuracy", "crossentropy"];
     let known = || variants.into_iter().chain(REGISTRY.aliases()).map(String::from).collect();
+    if let "Mean" | "Sum" = class_name {
+        let reason = "a mean or sum of values; `fit` has none but those of targets and predictions";
+        return Err(Error::config(class_name, reason));
+    }
     let class = REGISTRY.find(class_name, |class| class.has_name(class_name), known)?;
     (class.read)(class, config)
 }

@@ -2,6 +2,7 @@
 
 use super::Model;
 use super::definition::{Definition, ModelCall};
+use super::shape::Shape;
 use super::symbol::{Call, Callee, Symbol};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -125,11 +126,7 @@ fn calls(def: &Definition, name: &str, map: &dyn Fn(&Symbol) -> Symbol) -> Optio
 }
 
 impl Definition {
-    /// Returns the same model on inputs of these shapes, without the batch. Only sizes that its file leaves open may
-    /// differ. The layers and their weights are shared.
-    ///
-    /// # Errors
-    /// Shapes that do not fit, or layers that refuse the sizes.
+    /// Returns the same model on inputs of these shapes, without the batch.
     pub(crate) fn with_input_shapes(&self, shapes: &[Vec<usize>]) -> Result<Definition> {
         let owner = format!("model '{}'", self.name);
         if shapes.len() != self.inputs.len() {
@@ -139,13 +136,11 @@ impl Definition {
         let mut symbols = vec![];
         for (i, shape) in shapes.iter().enumerate() {
             let mut input = self.input(i).clone();
-            let fits = |axis: usize| shape[axis] == input.dims[axis] || input.is_open(axis);
-            if shape.len() != input.dims.len() || !(0..shape.len()).all(fits) {
-                let received = format!("{shape:?}");
-                return Err(Error::argument(owner, "input shape", input.shape_text(), received));
+            if !input.shape.accepts(shape) {
+                let (expected, received) = (input.shape.to_string(), Shape::from(&shape[..]));
+                return Err(Error::argument(owner, "input shape", expected, received));
             }
-            input.dims.clone_from(shape);
-            input.open.given = true;
+            input.given = Some(shape.clone());
             input.name = Some(self.input_name(i));
             symbols.push(input.symbol());
         }

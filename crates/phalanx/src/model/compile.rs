@@ -242,7 +242,8 @@ impl Compile {
     }
 
     /// Looks up names and checks all arguments for a model with `outputs` outputs.
-    pub(crate) fn resolve(self, outputs: usize) -> Result<ResolvedCompile> {
+    /// `policy` is that of its layers.
+    pub(crate) fn resolve(self, outputs: usize, policy: Policy) -> Result<ResolvedCompile> {
         let described = match &self.described {
             Some(described) => described.clone(),
             None => self.describe(outputs),
@@ -251,7 +252,8 @@ impl Compile {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
         };
-        let needs_loss_scale = self.strategy.local().requested_policy() == Policy::MixedFloat16;
+        let policy = self.strategy.local().requested_policy().unwrap_or(policy);
+        let needs_loss_scale = policy == Policy::MixedFloat16;
         let optimizer = match optimizer.inner() {
             None if needs_loss_scale => Box::new(LossScaleOptimizer::wrap(optimizer)),
             _ => optimizer,
@@ -316,8 +318,8 @@ impl Model {
     /// # Errors
     /// If a name is unknown, an option is out of range, or a loss or metric does not match its output.
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
-        self.check_sizes()?;
-        let resolved = compile.resolve(self.def.outputs.len())?;
+        self.def.check_policies()?;
+        let resolved = compile.resolve(self.def.outputs.len(), self.def.dtype_policy())?;
         // Every replica has its own copy of the weights. They count if replicas share the machine's memory.
         let local = resolved.strategy.local();
         let shared = local.backend().traits().on_host;

@@ -1,9 +1,13 @@
 //! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
+use super::caller::Caller;
+use super::host_stage::HostStage;
+use super::shape::{Shape, ValueType};
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
-use phalanx_graph::{DType, FeedId, Type};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{DType, FeedId, Space, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,7 +34,7 @@ pub(crate) struct ModelCall {
     /// Index of the called member.
     pub member: usize,
     /// Types of the outputs.
-    pub types: Vec<Type>,
+    pub types: Vec<ValueType>,
 }
 
 /// The structure of a model's inputs or outputs, as in model files.
@@ -57,13 +61,39 @@ pub struct Definition {
     pub(crate) kind: ModelKind,
     pub(crate) inputs: Vec<Symbol>,
     pub(crate) outputs: Vec<Symbol>,
-    pub(crate) output_types: Vec<Type>,
+    pub(crate) output_types: Vec<ValueType>,
     pub(crate) members: Vec<Member>,
     pub(crate) calls: Vec<ModelCall>,
     /// Metadata written to the weights files.
     notes: Mutex<BTreeMap<String, String>>,
     pub(crate) input_structure: IoStructure,
     pub(crate) output_structure: IoStructure,
+    /// What runs on the host before a step, if anything does.
+    pub(crate) host: Option<HostStage>,
+    /// What a step is fed with: the inputs, or the results of the host stage.
+    pub(crate) fed: Vec<Fed>,
+    /// The size that stands for open ones where an example is needed.
+    pub(super) example: usize,
+}
+
+/// A value that a step is fed with.
+#[derive(Clone, Debug)]
+pub(crate) struct Fed {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+impl Fed {
+    fn input(def: &Definition, i: usize) -> Fed {
+        let input = def.input(i);
+        Fed { name: def.input_name(i), dtype: input.dtype, shape: input.known_shape() }
+    }
+
+    /// The type of rows of these sizes.
+    pub fn ty(&self, sizes: &[usize]) -> Type {
+        Type::new(self.dtype, Space::Rows, sizes)
+    }
 }
 
 impl Definition {
@@ -89,11 +119,12 @@ impl Definition {
                 let received = format!("input {i} twice");
                 return Err(Error::argument(owner, "inputs", "each Input once", received));
             }
-            let ty = input.ty();
-            if input.dims.contains(&0) {
-                let received = ty.shape_text();
+            let shape = input.known_shape();
+            if shape.sizes().contains(&Some(0)) {
+                let received = shape.to_string();
                 return Err(Error::argument(owner, "input shape", "sizes above zero", received));
             }
+            let ty = input.ty(&shape.with_open(1));
             ty.check_limits().map_err(|e| e.in_layer(&input_name(input, i)))?;
         }
         for call in &order {
@@ -101,7 +132,7 @@ impl Definition {
             if !model_inputs.contains(&Arc::as_ptr(call)) {
                 let name = input.name.as_deref().map_or(String::new(), |n| format!(" '{n}'"));
                 let received =
-                    format!("outputs that need an Input{name} {} besides", input.ty().shape_text());
+                    format!("outputs that need an Input{name} {} besides", input.known_shape());
                 return Err(Error::argument(owner, "inputs", "every Input in use", received));
             }
         }
@@ -121,6 +152,14 @@ impl Definition {
                 .map(|(call, member)| ModelCall { call, member, types: vec![] })
                 .collect(),
             notes: Mutex::default(),
+            host: None,
+            fed: vec![],
+            example: 1,
+        };
+        def.host = HostStage::cut(&def)?;
+        def.fed = match &def.host {
+            Some(stage) => stage.fed(),
+            None => (0..def.inputs.len()).map(|i| Fed::input(&def, i)).collect(),
         };
         def.infer_types()?;
         Ok(def)
@@ -131,33 +170,15 @@ impl Definition {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lowers the model once in inference mode to infer shapes, declare weights and report errors.
-    fn infer_types(&mut self) -> Result<()> {
-        let mut low = Lowering::new(false);
-        let feeds = self.feeds(&mut low);
-        let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-        let mut types = vec![];
-        let outputs = self.lower_with(&mut low, &inputs, "", |of_call| types.push(of_call))?;
-        self.output_types = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();
-        if let Some(ty) = self.output_types.iter().find(|ty| !ty.is_rows()) {
-            let (owner, received) = (format!("model '{}'", self.name), ty.shape_text());
-            return Err(Error::argument(owner, "outputs", "one value per sample", received));
-        }
-        for (model_call, types) in self.calls.iter_mut().zip(types) {
-            model_call.types = types;
-        }
-        Ok(())
-    }
-
     /// Returns whether the model is sequential or functional.
     pub fn kind(&self) -> ModelKind {
         self.kind
     }
 
-    /// Declares one feed per input.
-    pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
-        let feed = |i| low.graph.add_feed(&self.input_name(i), self.input(i).ty());
-        (0..self.inputs.len()).map(feed).collect()
+    /// Declares the feeds of a step, of these shapes.
+    fn feeds(&self, low: &mut Lowering, shapes: &[Vec<usize>]) -> Vec<FeedId> {
+        let feed = |(fed, sizes): (&Fed, &Vec<usize>)| low.graph.add_feed(&fed.name, fed.ty(sizes));
+        self.fed.iter().zip(shapes).map(feed).collect()
     }
 
     /// Returns the name of input `i`.
@@ -178,20 +199,48 @@ impl Definition {
         }
     }
 
+    /// Declares feeds of these shapes, appends the model's nodes for them and returns its outputs.
+    pub(crate) fn lower_on_feeds(
+        &self,
+        low: &mut Lowering,
+        shapes: &[Vec<usize>],
+    ) -> Result<Vec<Operand>> {
+        self.lower_on_feeds_with(low, shapes, |_| {})
+    }
+
+    pub(super) fn lower_on_feeds_with(
+        &self,
+        low: &mut Lowering,
+        shapes: &[Vec<usize>],
+        on_call: impl FnMut(Vec<Type>),
+    ) -> Result<Vec<Operand>> {
+        let feeds = self.feeds(low, shapes);
+        let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
+        match &self.host {
+            Some(stage) => {
+                let (outputs, types) = stage.lower(low, &inputs)?;
+                types.into_iter().for_each(on_call);
+                Ok(outputs)
+            }
+            None => self.lower_with(low, &inputs, "", on_call),
+        }
+    }
+
     /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`
     /// inside another model.
     pub(crate) fn lower(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
     ) -> Result<Vec<Operand>> {
-        self.lower_with(low, inputs, prefix, |_| {})
+        // Other models expand one with a host stage.
+        self.lower_with(caller, inputs, prefix, |_| {})
     }
 
     fn lower_with(
         &self,
-        low: &mut Lowering,
+        caller: &mut dyn Caller,
         inputs: &[Operand],
         prefix: &str,
         mut on_call: impl FnMut(Vec<Type>),
@@ -217,20 +266,20 @@ impl Definition {
             let arguments = model_call.call.arguments.map(|i| operands[*i]);
             let out = match &model_call.call.callee {
                 Callee::Input(_) => values[&id].clone(),
-                Callee::Layer(layer) => low.call_with(layer, &name, &arguments)?,
+                Callee::Layer(layer) => caller.call(layer, &name, &arguments)?,
                 Callee::Model(inner) => {
                     let inputs = inner.inputs_of(&arguments);
-                    inner.lower(low, &inputs, &format!("{name}/"))?
+                    inner.lower(caller, &inputs, &format!("{name}/"))?
                 }
             };
-            on_call(out.iter().map(|operand| low.graph.ty(operand.node).clone()).collect());
+            on_call(out.iter().map(|operand| caller.graph().ty(operand.node).clone()).collect());
             values.insert(id, out);
         }
         self.outputs.iter().map(|s| self.operand(&values, s)).collect()
     }
 
     /// Returns the inputs of this model in its order, from the arguments of its call.
-    fn inputs_of(&self, arguments: &Arguments<Operand>) -> Vec<Operand> {
+    pub(super) fn inputs_of<T: Copy>(&self, arguments: &Arguments<T>) -> Vec<T> {
         let (IoStructure::Dict(names), [Argument::Dict(entries)]) =
             (&self.input_structure, &arguments.positional[..])
         else {
@@ -257,6 +306,31 @@ impl Definition {
             let expected = format!("one of its {} outputs", outputs.len());
             Error::argument(format!("layer '{name}'"), "output", expected, symbol.output)
         })
+    }
+
+    /// Returns the mixed precision of the layers, if any layer has it.
+    pub(crate) fn dtype_policy(&self) -> Policy {
+        self.mixed_policies().into_iter().next().map_or(Policy::Float32, |(_, policy)| policy)
+    }
+
+    /// The layers with mixed precision.
+    fn mixed_policies(&self) -> Vec<(String, Policy)> {
+        let layers = self.layers().into_iter();
+        let policies = layers.filter_map(|(name, layer)| Some((name, layer.dtype_policy()?)));
+        policies.filter(|(_, policy)| *policy != Policy::Float32).collect()
+    }
+
+    /// Checks that all layers with mixed precision have the same one.
+    pub(crate) fn check_policies(&self) -> Result<()> {
+        let all = self.mixed_policies();
+        let Some((_, first)) = all.first() else { return Ok(()) };
+        match all.iter().find(|(_, policy)| policy != first) {
+            Some((name, other)) => {
+                let expected = format!("{}, as other layers have, or float32", first.name());
+                Err(Error::argument(format!("layer '{name}'"), "dtype", expected, other.name()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns every layer once with its full name, including layers of nested models.

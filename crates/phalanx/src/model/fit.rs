@@ -12,9 +12,46 @@ use crate::layer::lock;
 use phalanx_exec::{Backend, StepTimes};
 use phalanx_graph::Tensor;
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::Program;
+use phalanx_graph::program::{Policy, Program};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The epochs after which `fit` validates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ValidationFreq {
+    /// After every so many epochs.
+    Every(usize),
+    /// After these epochs, counted from 1.
+    Epochs(Vec<usize>),
+}
+
+impl From<usize> for ValidationFreq {
+    fn from(every: usize) -> ValidationFreq {
+        ValidationFreq::Every(every)
+    }
+}
+
+impl From<Vec<usize>> for ValidationFreq {
+    fn from(epochs: Vec<usize>) -> ValidationFreq {
+        ValidationFreq::Epochs(epochs)
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for ValidationFreq {
+    fn from(epochs: [usize; N]) -> ValidationFreq {
+        ValidationFreq::Epochs(epochs.into())
+    }
+}
+
+impl ValidationFreq {
+    /// Whether to validate after an epoch, counted from 0.
+    pub(super) fn is_due(&self, epoch: usize) -> bool {
+        match self {
+            ValidationFreq::Every(every) => (epoch + 1).is_multiple_of(*every),
+            ValidationFreq::Epochs(epochs) => epochs.contains(&(epoch + 1)),
+        }
+    }
+}
 
 /// The arguments of `fit`.
 ///
@@ -37,6 +74,9 @@ pub struct Fit {
     shuffle: bool,
     validation: Option<Result<Source>>,
     validation_split: f64,
+    validation_batch_size: Option<usize>,
+    pub(super) validation_steps: Option<usize>,
+    pub(super) validation_freq: ValidationFreq,
     class_weight: Option<BTreeMap<usize, f32>>,
     sample_weight: Option<Vec<f32>>,
     pub(super) accumulate: Option<u64>,
@@ -63,6 +103,9 @@ impl Fit {
             shuffle: true,
             validation: None,
             validation_split: 0.0,
+            validation_batch_size: None,
+            validation_steps: None,
+            validation_freq: ValidationFreq::Every(1),
             class_weight: None,
             sample_weight: None,
             accumulate: None,
@@ -116,6 +159,24 @@ impl Fit {
         self
     }
 
+    /// Sets the number of samples in a *global* batch of the validation. The default is that of training.
+    pub fn validation_batch_size(mut self, samples: usize) -> Fit {
+        self.validation_batch_size = Some(samples);
+        self
+    }
+
+    /// Sets the number of batches after which a validation ends. Data with fewer ends earlier.
+    pub fn validation_steps(mut self, steps: usize) -> Fit {
+        self.validation_steps = Some(steps);
+        self
+    }
+
+    /// Sets after which epochs to validate: after every `n` epochs, or after those in a list, counted from 1.
+    pub fn validation_freq(mut self, freq: impl Into<ValidationFreq>) -> Fit {
+        self.validation_freq = freq.into();
+        self
+    }
+
     /// Sets the sample weight of each class.
     pub fn class_weight(mut self, weights: impl Into<BTreeMap<usize, f32>>) -> Fit {
         self.class_weight = Some(weights.into());
@@ -137,6 +198,12 @@ impl Fit {
     /// Adds a callback.
     pub fn callback(mut self, callback: impl Callback + 'static) -> Fit {
         self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// Adds callbacks, such as a [`CallbackList`](crate::callbacks::CallbackList).
+    pub fn callbacks(mut self, callbacks: impl Into<Vec<Box<dyn Callback>>>) -> Fit {
+        self.callbacks.extend(callbacks.into());
         self
     }
 
@@ -166,8 +233,17 @@ impl Fit {
         if self.batch_size == Some(0) {
             return fail("batch_size", "1 or more", "0".into());
         }
-        if self.steps_per_epoch == Some(0) {
-            return fail("steps_per_epoch", "1 or more", "0".into());
+        for (argument, value) in [
+            ("steps_per_epoch", self.steps_per_epoch),
+            ("validation_steps", self.validation_steps),
+            ("validation_batch_size", self.validation_batch_size),
+        ] {
+            if value == Some(0) {
+                return fail(argument, "1 or more", "0".into());
+            }
+        }
+        if self.validation_freq == ValidationFreq::Every(0) {
+            return fail("validation_freq", "1 or more, or a list of epochs", "0".into());
         }
         if self.accumulate == Some(0) {
             return fail("accumulate", "1 or more", "0".into());
@@ -213,7 +289,7 @@ impl Model {
     /// Overrides the optimizer's learning rate or schedule from the next step on.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
         let session = self.session("set_learning_rate")?;
-        session.state.set_learning_rate(&session.def.name, rate)
+        session.set_learning_rate(rate)
     }
 
     /// Trains the model and returns losses and metrics of every epoch.
@@ -255,23 +331,12 @@ impl Model {
         let data = source.prepare(session, fit.batch_size, true, TRAINING)?.dataset();
         let validation = match validation {
             Some(v) => {
-                Some(v.in_order().prepare(session, fit.batch_size, true, VALIDATION)?.dataset())
+                let rows = fit.validation_batch_size.or(fit.batch_size);
+                Some(v.in_order().prepare(session, rows, true, VALIDATION)?.dataset())
             }
             None => None,
         };
         TrainLoop::new(session, &*data, validation.as_deref(), fit)?.run()
-    }
-
-    /// Performs one update on one batch and returns loss and metrics of that batch.
-    pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
-        let session = self.session("train_on_batch")?;
-        session.checks.origin = BatchOrigin::Batch;
-        let batch = one_batch(session, x, y)?;
-        let mut tally = session.objective.tally();
-        let accumulation = session.optimizer_accumulation();
-        session.weights.take_ownership();
-        session.run(StepKind::Train, &batch, accumulation, &mut tally)?;
-        Ok(session.objective.logs(&tally))
     }
 
     /// Performs `steps` updates on the same batch, which is all of `data`, for benchmarks. Calls
@@ -305,12 +370,13 @@ impl Model {
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
         session.checks.origin = BatchOrigin::Batch;
+        let mut staged = false;
         for step in 0..steps {
             tally = session.objective.tally();
             let accumulation = session.optimizer_accumulation();
-            let started = session.start(StepKind::Train, &batch, accumulation, step > 0)?;
+            let started = session.start(StepKind::Train, &batch, accumulation, staged)?;
             if step + 1 < steps {
-                session.stage(StepKind::Train, &batch)?;
+                staged = session.stage(StepKind::Train, &batch)?;
             }
             session.finish(started, &mut tally)?;
             after_steps(1);
@@ -334,7 +400,7 @@ impl Model {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
         }
         let program =
-            self.with_planner("program", kind, |session| session.program(kind, batch_size))?;
+            self.with_planner("program", kind, |session, step| session.program(step, batch_size))?;
         Ok(Arc::unwrap_or_clone(program))
     }
 
@@ -365,6 +431,11 @@ impl Model {
     /// Returns the names of the devices the model runs on.
     pub fn devices(&self) -> Result<Vec<String>> {
         self.with_any_session(|session| Ok(session.placement.names.clone()))
+    }
+
+    /// Returns the dtype policy that the model was compiled for. The backend may store wider numbers.
+    pub fn dtype_policy(&self) -> Result<Policy> {
+        self.with_any_session(|session| Ok(session.placement.policy))
     }
 
     /// Returns the backend of the devices the model runs on.

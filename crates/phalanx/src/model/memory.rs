@@ -1,6 +1,6 @@
 //! Memory planning: the device memory a step needs and the largest batch that fits, without running the step.
 
-use super::session::{Session, StepKind};
+use super::session::{Session, ShapedStep, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
@@ -72,8 +72,8 @@ impl Model {
             return Err(Error::argument("memory_plan", "batch_size", "1 or more", batch_size));
         }
         let mesh = devices.mesh()?;
-        self.with_planner("memory_plan", kind, |session| {
-            session.memory_plan(kind, batch_size, &*devices.kind.backend()?, mesh)
+        self.with_planner("memory_plan", kind, |session, step| {
+            session.memory_plan(step, batch_size, &*devices.kind.backend()?, mesh)
         })
     }
 
@@ -82,8 +82,8 @@ impl Model {
     /// # Errors
     /// As for [`Model::memory_plan`].
     pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
-        self.with_planner("memory_plan", kind, |session| {
-            let program = session.program(kind, batch_size)?;
+        self.with_planner("memory_plan", kind, |session, step| {
+            let program = session.program(step, batch_size)?;
             Ok(session.placement.backend.memory_plan(&program, session.accumulates()))
         })
     }
@@ -101,25 +101,26 @@ impl Model {
         devices: PlannedDevices,
     ) -> Result<Option<usize>> {
         let (memory_per_replica, mesh) = (memory / devices.sharing.max(1), devices.mesh()?);
-        self.with_planner("memory_plan", kind, |session| {
+        self.with_planner("memory_plan", kind, |session, step| {
             let on = (&*devices.kind.backend()?, mesh);
-            session.largest_batch(kind, memory_per_replica, MAX_ROWS_PER_REPLICA, on)
+            session.largest_batch(step, memory_per_replica, MAX_ROWS_PER_REPLICA, on)
         })
     }
 
-    /// Calls `f` with a session that can compile the programs of a step. A model without `compile` can only
-    /// predict.
+    /// Calls `f` with a session that can compile the programs of a step, and with that step. A model without `compile` can
+    /// only predict. If sizes are open, the step has the largest ones of the batches so far.
     pub(super) fn with_planner<T>(
         &self,
         call: &'static str,
         kind: StepKind,
-        f: impl FnOnce(&Session) -> Result<T>,
+        f: impl FnOnce(&Session, ShapedStep) -> Result<T>,
     ) -> Result<T> {
         let session = lock(&self.session);
         let can_plan = |s: &&Session| s.objective.is_compiled() || kind == StepKind::Predict;
         let model = || self.name().to_string();
         let session = session.as_ref().filter(can_plan);
-        f(session.ok_or_else(|| Error::NotCompiled { model: model(), call })?)
+        let session = session.ok_or_else(|| Error::NotCompiled { model: model(), call })?;
+        f(session, session.planned(kind)?)
     }
 }
 
@@ -131,24 +132,24 @@ impl Session {
 
     fn memory_plan(
         &self,
-        kind: StepKind,
+        step: ShapedStep,
         batch: usize,
         backend: &dyn Backend,
         mesh: Mesh,
     ) -> Result<MemoryPlan> {
-        let program = self.program_on(kind, batch, mesh, backend)?;
+        let program = self.program_on(step, batch, mesh, backend)?;
         Ok(backend.memory_plan(&program, self.accumulates()))
     }
 
     fn largest_batch(
         &self,
-        kind: StepKind,
+        step: ShapedStep,
         memory: usize,
         max_rows: usize,
         (backend, mesh): (&dyn Backend, Mesh),
     ) -> Result<Option<usize>> {
         let fits = |rows: usize| {
-            let plan = self.memory_plan(kind, rows * mesh.devices, backend, mesh);
+            let plan = self.memory_plan(step, rows * mesh.devices, backend, mesh);
             match plan {
                 Ok(plan) => Ok(plan.total() <= memory),
                 // The program's size overflows.
@@ -164,7 +165,7 @@ impl Session {
     pub(super) fn check_memory(
         &mut self,
         program: &Program,
-        kind: StepKind,
+        step: ShapedStep,
         batch: usize,
     ) -> Result<()> {
         let Some(limit) = self.placement.backend.memory_limit() else { return Ok(()) };
@@ -175,7 +176,7 @@ impl Session {
             let (purpose, available) = ("a step".into(), Some(limit.total / replicas));
             return Err(self.explain_out_of_memory(
                 ExecError::Memory { wanted, purpose, available },
-                kind,
+                step,
                 batch,
             ));
         }
@@ -192,16 +193,16 @@ impl Session {
     pub(super) fn explain_out_of_memory(
         &self,
         error: ExecError,
-        kind: StepKind,
+        step: ShapedStep,
         batch: usize,
     ) -> Error {
         let ExecError::Memory { available: Some(available), .. } = error else {
             return error.into();
         };
         let (backend, mesh) = (&*self.placement.backend, self.mesh());
-        let Ok(plan) = self.memory_plan(kind, batch, backend, mesh) else { return error.into() };
+        let Ok(plan) = self.memory_plan(step, batch, backend, mesh) else { return error.into() };
         let smaller = (batch.div_ceil(mesh.devices) - 1).min(MAX_ROWS_PER_REPLICA);
-        let largest = self.largest_batch(kind, available, smaller, (backend, mesh));
+        let largest = self.largest_batch(step, available, smaller, (backend, mesh));
         let Ok(largest) = largest else { return error.into() };
         let (planned, source) = (plan.total(), Box::new(error));
         Error::Memory { batch, planned, available, largest, source }
@@ -360,8 +361,9 @@ mod tests {
         let rows = model.largest_batch(StepKind::Train, physical, devices).unwrap().unwrap();
         let session = model.session_slot().as_mut().unwrap();
         for (rows, warned) in [(1, false), (rows, true), (rows, true)] {
-            let program = session.program(StepKind::Train, rows).unwrap();
-            session.check_memory(&program, StepKind::Train, rows).unwrap();
+            let step = session.planned(StepKind::Train).unwrap();
+            let program = session.program(step, rows).unwrap();
+            session.check_memory(&program, step, rows).unwrap();
             assert_eq!(session.placement.memory_warned, warned);
         }
     }
@@ -411,9 +413,8 @@ mod tests {
             purpose: "activations on gpu:0".into(),
             available,
         };
-        let text = session
-            .explain_out_of_memory(lacking(Some(4 << 20)), StepKind::Train, 4096)
-            .to_string();
+        let train = session.planned(StepKind::Train).unwrap();
+        let text = session.explain_out_of_memory(lacking(Some(4 << 20)), train, 4096).to_string();
         let found = text.split("the largest batch that fits is ").nth(1).expect(&text);
         let found: usize = found.parse().expect(&text);
         assert!((1..4096).contains(&found), "{text}");
@@ -422,10 +423,9 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a batch of 4096") && text.contains("4,194,304 bytes"), "{text}");
-        let none =
-            session.explain_out_of_memory(lacking(Some(10)), StepKind::Train, 64).to_string();
+        let none = session.explain_out_of_memory(lacking(Some(10)), train, 64).to_string();
         assert!(none.ends_with("not even a batch of one sample for each replica fits"), "{none}");
-        let unknown = session.explain_out_of_memory(lacking(None), StepKind::Train, 64).to_string();
+        let unknown = session.explain_out_of_memory(lacking(None), train, 64).to_string();
         assert_eq!(unknown, lacking(None).to_string());
     }
 

@@ -1,37 +1,49 @@
 //! Models: building, compiling, training, evaluation and prediction.
 
+mod caller;
 mod calls;
 mod compile;
 mod definition;
 mod evaluate;
 mod fit;
+mod host_stage;
 mod logs;
 mod memory;
 mod multi_step;
+mod on_batch;
+mod pass_events;
 mod run_config;
 mod run_state;
 mod session;
+mod shape;
 mod source;
+mod staged_dataset;
 mod steps;
 mod summary;
 mod symbol;
 mod training;
+mod type_inference;
+mod update_graph;
 
+pub(crate) use caller::Caller;
 pub use calls::LayerCall;
 pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, ModelKind};
 pub(crate) use definition::{IoStructure, ModelCall, snake_case};
 pub use evaluate::Inference;
-pub use fit::Fit;
+pub use fit::{Fit, ValidationFreq};
 pub use logs::Logs;
 pub(crate) use memory::gibibytes;
 pub use memory::{MemoryPlan, PlannedDevices};
+pub use on_batch::BatchWeights;
 pub use run_state::RunState;
 pub use session::StepKind;
+pub use shape::Shape;
+pub(crate) use shape::ValueType;
 pub use source::{IntoDataset, Source};
 pub(crate) use summary::thousands;
 pub use summary::{Row, Summary};
-pub use symbol::{Apply, Input, OpenAxes, Symbol, Symbols};
+pub use symbol::{Apply, Input, Symbol, Symbols};
 pub use training::{Interrupt, OnNan};
 
 use crate::error::{Error, Result};
@@ -129,6 +141,11 @@ impl Model {
         self.def.notes().insert(key.into(), value.into());
     }
 
+    /// Returns the structure, to share it.
+    pub(crate) fn shared_definition(&self) -> Arc<Definition> {
+        self.def.clone()
+    }
+
     /// Returns the structure.
     pub fn definition(&self) -> &Definition {
         &self.def
@@ -155,28 +172,43 @@ impl Model {
         &self.def.outputs
     }
 
-    /// Returns the dimensions of one sample of each input.
-    pub fn input_shapes(&self) -> Vec<Vec<usize>> {
-        (0..self.def.inputs.len()).map(|i| self.def.input(i).dims.clone()).collect()
+    /// Returns the shape of one sample of each input.
+    pub fn input_shapes(&self) -> Vec<Shape> {
+        (0..self.def.inputs.len()).map(|i| self.def.input(i).known_shape()).collect()
     }
 
-    /// Returns whether the file of the model leaves sizes of its inputs open that were not given when it was loaded. Such a
-    /// model has to be loaded again with [`Load::input_shapes`](crate::saving::Load::input_shapes) to predict or train.
+    /// Returns whether sizes of the inputs are open, so that every batch may have others.
     pub fn has_open_sizes(&self) -> bool {
-        (0..self.def.inputs.len()).any(|i| {
-            let open = &self.def.input(i).open;
-            !open.axes.is_empty() && !open.given
-        })
+        self.def.is_open()
     }
 
-    /// Returns the element type of each input.
+    /// Returns the same model, not compiled, for inputs of these shapes, without the batch. Only open sizes may differ.
+    /// The layers and their weights are shared, and files leave the sizes open. A model with known sizes can be planned
+    /// without data: see [`Model::memory_plan`] and [`Model::program`].
+    ///
+    /// # Errors
+    /// If a shape does not fit, or a layer refuses it.
+    pub fn with_input_shapes<S: Into<Vec<usize>>>(
+        &self,
+        shapes: impl IntoIterator<Item = S>,
+    ) -> Result<Model> {
+        let shapes: Vec<Vec<usize>> = shapes.into_iter().map(Into::into).collect();
+        self.def.with_input_shapes(&shapes).map(Model::of)
+    }
+
+    /// Returns whether each input takes strings.
+    pub fn text_inputs(&self) -> Vec<bool> {
+        (0..self.def.inputs.len()).map(|i| self.def.input(i).text).collect()
+    }
+
+    /// Returns the element type of each input; strings are numbered by integers.
     pub fn input_dtypes(&self) -> Vec<DType> {
         self.def.input_dtypes()
     }
 
-    /// Returns the dimensions of one sample of each output.
-    pub fn output_shapes(&self) -> Vec<Vec<usize>> {
-        self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
+    /// Returns the shape of one sample of each output.
+    pub fn output_shapes(&self) -> Vec<Shape> {
+        self.def.output_types.iter().map(ValueType::shape).collect()
     }
 
     /// Returns every layer with its name. Layers of nested models are named `model/layer`.
@@ -228,22 +260,6 @@ impl Model {
             }
         }
         Ok(())
-    }
-
-    /// Fails if sizes of the inputs are open.
-    pub(crate) fn check_sizes(&self) -> Result<()> {
-        if !self.has_open_sizes() {
-            return Ok(());
-        }
-        let shapes = (0..self.def.inputs.len()).map(|i| self.def.input(i).shape_text());
-        let shapes: Vec<String> = shapes.collect();
-        let expected = "known sizes (load it with Load::input_shapes)";
-        Err(Error::argument(
-            format!("model '{}'", self.name()),
-            "inputs",
-            expected,
-            shapes.join(", "),
-        ))
     }
 
     /// Fails if `copies` copies of the weights exceed the machine's memory.

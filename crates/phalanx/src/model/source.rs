@@ -1,6 +1,7 @@
 //! The data arguments of `fit`, `evaluate` and `predict`, and their conversion for a model.
 
 use super::session::Session;
+use super::staged_dataset::staged;
 use crate::data::{Arrays, Dataset, HostBatch, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::{DType, Data, Tensor};
@@ -95,11 +96,28 @@ impl Source {
         with_targets: bool,
         name: &str,
     ) -> Result<Source> {
-        let Source::Arrays(mut arrays) = self else { return Ok(self) };
+        let mut arrays = match self {
+            Source::Arrays(arrays) => arrays,
+            Source::Dataset(dataset) if session.def.host.is_some() => {
+                return Ok(Source::Dataset(staged(dataset, &session.def)));
+            }
+            dataset => return Ok(dataset),
+        };
         if let Some(batch) = batch {
             arrays = arrays.batch(batch)?;
         }
+        if session.def.host.is_some() {
+            if with_targets {
+                arrays = with_checked_targets(arrays, session, name)?;
+            }
+            return Ok(Source::Dataset(staged(Arc::new(arrays), &session.def)));
+        }
         let inputs = session.checks.input_dtypes();
+        if let Some(i) = arrays.inputs().iter().position(|x| x.text().is_some()) {
+            let what = format!("input {i}");
+            let received = "strings (an Input::strings() takes them)";
+            return Err(Error::argument("data", what, "numbers", received));
+        }
         if arrays.inputs().iter().zip(&inputs).any(|(x, dtype)| x.dtype() != *dtype) {
             session.checks.check_count("inputs", inputs.len(), arrays.inputs().len())?;
             let convert = |(x, dtype): (&Samples, &DType)| {
@@ -113,38 +131,52 @@ impl Source {
             let inputs = arrays.inputs().iter().zip(&inputs).map(convert).collect::<Result<_>>()?;
             arrays = arrays.with_inputs(inputs);
         }
-        let (window, origin) = (arrays.window(), format!(" of the {name}"));
-        session.checks.check_samples(&arrays, &origin)?;
-        if !with_targets {
-            return Ok(Source::Arrays(arrays));
-        }
-        let dtypes = session.checks.target_dtypes();
-        session.checks.check_count("targets", dtypes.len(), arrays.targets().len())?;
-        if arrays.targets().iter().zip(&dtypes).any(|(t, dtype)| t.dtype() != *dtype) {
-            let convert = |(t, dtype): (&Arc<Tensor>, &DType)| {
-                let fail = || Error::argument("data", "targets", "class numbers", "fractions");
-                match t.dtype() == *dtype {
-                    true => Ok(t.clone()),
-                    false => as_dtype(t, *dtype).map(Arc::new).ok_or_else(fail),
-                }
-            };
-            let targets =
-                arrays.targets().iter().zip(&dtypes).map(convert).collect::<Result<_>>()?;
-            arrays = arrays.with_targets(targets);
-        }
-        for (i, target) in arrays.targets().iter().enumerate() {
-            session.checks.check_labels(i, target, window.clone(), window.start, &origin)?;
+        session.checks.check_samples(&arrays, &format!(" of the {name}"))?;
+        if with_targets {
+            arrays = with_checked_targets(arrays, session, name)?;
         }
         Ok(Source::Arrays(arrays))
     }
+}
+
+/// Converts the targets of arrays to the types that the losses take, and checks labels.
+fn with_checked_targets(mut arrays: Arrays, session: &Session, name: &str) -> Result<Arrays> {
+    let (window, origin) = (arrays.window(), format!(" of the {name}"));
+    let dtypes = session.checks.target_dtypes();
+    session.checks.check_count("targets", dtypes.len(), arrays.targets().len())?;
+    let padded = |(i, t): (usize, &Arc<Tensor>)| {
+        session.checks.padded_target(i, t).map_or_else(|| t.clone(), Arc::new)
+    };
+    let padded: Vec<Arc<Tensor>> = arrays.targets().iter().enumerate().map(padded).collect();
+    if padded.iter().zip(arrays.targets()).any(|(new, old)| !Arc::ptr_eq(new, old)) {
+        arrays = arrays.with_targets(padded);
+    }
+    if arrays.targets().iter().zip(&dtypes).any(|(t, dtype)| t.dtype() != *dtype) {
+        let convert = |(t, dtype): (&Arc<Tensor>, &DType)| {
+            let fail = || Error::argument("data", "targets", "class numbers", "fractions");
+            match t.dtype() == *dtype {
+                true => Ok(t.clone()),
+                false => as_dtype(t, *dtype).map(Arc::new).ok_or_else(fail),
+            }
+        };
+        let targets = arrays.targets().iter().zip(&dtypes).map(convert).collect::<Result<_>>()?;
+        arrays = arrays.with_targets(targets);
+    }
+    for (i, target) in arrays.targets().iter().enumerate() {
+        let labels = (i, session.checks.classes(i));
+        session.checks.check_labels(labels, target, window.clone(), window.start, &origin)?;
+    }
+    Ok(arrays)
 }
 
 /// Returns all samples as one batch.
 pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
     let rows = x.rows();
     let matches_model = rows == y.rows()
+        && session.def.host.is_none()
         && session.checks.input_dtypes() == [x.dtype()]
-        && session.checks.target_dtypes() == [y.dtype()];
+        && session.checks.target_dtypes() == [y.dtype()]
+        && session.checks.padded_target(0, y).is_none();
     if matches_model {
         let (inputs, targets) = (vec![x.clone()], vec![y.clone()]);
         return Ok(HostBatch {
@@ -153,6 +185,7 @@ pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<Hos
             inputs,
             targets,
             sample_weight: vec![1.0; rows],
+            ..HostBatch::default()
         });
     }
     let source = (x, y).into_source()?.prepare(session, Some(x.rows().max(1)), true, "batch")?;
@@ -162,7 +195,7 @@ pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<Hos
 }
 
 /// Converts to another element type, or returns `None` if that would change a value.
-fn as_dtype(t: &Tensor, dtype: DType) -> Option<Tensor> {
+pub(super) fn as_dtype(t: &Tensor, dtype: DType) -> Option<Tensor> {
     match (t.data(), dtype) {
         (Data::F32(v), DType::I32) => {
             let exact = v.iter().all(|x| x.fract() == 0.0 && x.abs() < 16_777_216.0);

@@ -1,7 +1,7 @@
 //! Construction of the training, evaluation, prediction and gradient steps from a lowered model.
 //!
-//! Order of the feeds: the model's inputs, one target per output, the sample weights, and one loss scale per
-//! output (the reciprocal of the divisor of its weighted loss sum).
+//! Order of the feeds: the model's inputs, one target per output, the sample weights, one loss scale per
+//! output (the reciprocal of the divisor of its weighted loss sum), and the numbers of an update of whole weights.
 //! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums and, with loss
 //! scaling, the loss scale after the update.
 
@@ -9,11 +9,12 @@ use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, Operand};
 use crate::losses::{Loss, Reduction};
 use crate::model::session::{Objective, Tracked};
+use crate::model::update_graph::{self, UpdateState};
+use crate::regularizers::Regularizer;
 use phalanx_graph::autodiff;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::passes::{checked, fuse_epilogues};
-use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, ParamSpec, Scope, Step, Type};
 
 /// A lowered model: the graph and its outputs.
@@ -22,6 +23,8 @@ pub(crate) struct Lowered {
     pub outputs: Vec<Operand>,
     /// Loss scaling in training, if any.
     pub scaling: Option<LossScale>,
+    /// The state of an optimizer that updates whole weights.
+    pub state: Option<UpdateState>,
 }
 
 /// The seeds of autodiff: per-sample losses and the coefficient of each sample in the total.
@@ -73,7 +76,12 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
         seeds.push((sample, coefficient));
     }
-    let node = penalty(g, &l.low.weights)?;
+    let mut node = penalty(g, &l.low.weights)?;
+    for term in std::mem::take(&mut l.low.losses) {
+        let (value, seed) = added_loss(g, term, ones)?;
+        node = g.add(node, value)?;
+        seeds.push(seed);
+    }
     fetches.push(Fetch { name: "penalty".into(), node });
     for (i, metrics) in objective.metrics.iter().enumerate() {
         for Tracked { metric, weighted, .. } in metrics {
@@ -89,6 +97,20 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         }
     }
     Ok((fetches, seeds))
+}
+
+/// Appends the mean over the batch of a term that a layer added to the loss. Returns it with its seed.
+fn added_loss(g: &mut Graph, term: NodeId, ones: NodeId) -> Result<(NodeId, (NodeId, NodeId))> {
+    // A value that all samples share has the share of a sample in each of them.
+    let of_sample = g.mul(term, ones)?;
+    let mut sums = [of_sample, ones];
+    for sum in &mut sums {
+        let partial = g.push(Op::SumRows, &[*sum])?;
+        *sum = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
+    }
+    let [total, rows] = sums;
+    let coefficient = g.div(ones, rows)?;
+    Ok((g.div(total, rows)?, (of_sample, coefficient)))
 }
 
 /// Gives a mask as many axes as `values`, so that it broadcasts over the last ones.
@@ -153,21 +175,32 @@ fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
         let Some((l1, l2)) = coefficients(g, weight) else { continue };
         let w = g.param(weight.param);
         let axes: Vec<usize> = (0..g.ty(w).dims.len()).collect();
-        for (coefficient, size) in [(l1, Unary::Abs), (l2, Unary::Square)] {
-            if coefficient != 0.0 {
-                let sizes = g.unary(size, w)?;
-                let sum = g.sum_axes(sizes, &axes)?;
-                let sum = g.reshape(sum, &[])?;
-                let sum = g.scale(sum, coefficient)?;
-                total = g.add(total, sum)?;
-            }
+        let penalty = Regularizer::l1_l2(l1, l2).penalty(g, w, &axes)?;
+        if let Some(penalty) = penalty {
+            total = g.add(total, penalty)?;
         }
     }
     Ok(total)
 }
 
 /// Builds the training step: forward, backward, gradient reduction and update.
-pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
+pub(crate) fn train(mut l: Lowered, goal: &Objective) -> Result<Step> {
+    let (state, scaling) = (l.state.take(), l.scaling);
+    let mut step = backward(l, goal)?;
+    let scale = match state {
+        Some(state) => update_graph::append(&mut step, &state, &*goal.optimizer, scaling)?,
+        None => {
+            step.update = Some(goal.optimizer.rule());
+            step.loss_scale = scaling;
+            scaling.map(|scaling| step.graph.param(scaling.state))
+        }
+    };
+    step.fetches.extend(scale.map(|node| Fetch { name: "loss_scale".into(), node }));
+    Ok(checked("autodiff", step)?)
+}
+
+/// Builds forward and backward passes.
+fn backward(mut l: Lowered, goal: &Objective) -> Result<Step> {
     let (fetches, mut seeds) = objective(&mut l, goal)?;
     if let Some(scaling) = l.scaling {
         for (_, coefficient) in &mut seeds {
@@ -206,22 +239,14 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Resul
         let (l1, l2) = (l1 as f32, l2 as f32);
         step.gradients.push(Gradient { param: weight.param, node: partials[at], l1, l2 });
     }
-    step.update = Some(rule);
-    step.loss_scale = l.scaling;
-    if let Some(scaling) = l.scaling {
-        let node = step.graph.param(scaling.state);
-        step.fetches.push(Fetch { name: "loss_scale".into(), node });
-    }
-    Ok(checked("autodiff", step)?)
+    Ok(step)
 }
 
 /// Builds the step of forward and backward passes that fetches the reduced gradients, in the order of the
 /// trainable weights.
-pub(crate) fn gradients(l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
-    let l = Lowered { scaling: None, ..l };
-    let mut step = train(l, goal, rule)?;
+pub(crate) fn gradients(l: Lowered, goal: &Objective) -> Result<Step> {
+    let mut step = backward(Lowered { scaling: None, ..l }, goal)?;
     step.name = "gradients".into();
-    step.update = None;
     step.assigns.clear();
     step.fetches.clear();
     for grad in std::mem::take(&mut step.gradients) {

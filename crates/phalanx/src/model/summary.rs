@@ -1,11 +1,15 @@
 //! `summary()`: layers, output shapes, parameter counts and activation memory as a table.
 
 use super::definition::Definition;
+use super::shape::ValueType;
 use super::symbol::Callee;
 use crate::layer::LayerHandle;
 use phalanx_graph::text::{escape, shown};
 use std::fmt;
 use std::sync::Arc;
+
+/// Stands for the memory of a value with open sizes.
+const OPEN: &str = "-";
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +20,8 @@ pub struct Row {
     pub shape: String,
     /// Parameters of the layer, counted at its first call.
     pub params: usize,
-    /// Bytes of the output for one sample.
-    pub activation: usize,
+    /// Bytes of the output for one sample, unless a size is open.
+    pub activation: Option<usize>,
     /// The layers whose outputs it is called on.
     pub inputs: Vec<String>,
 }
@@ -59,7 +63,7 @@ impl Summary {
                     layer: format!("{} ({class})", member.name),
                     shape: model_call.types[0].shape_text(),
                     params: if first { params } else { 0 },
-                    activation: model_call.types.iter().map(|ty| ty.len() * ty.dtype.bytes()).sum(),
+                    activation: model_call.types.iter().map(ValueType::bytes).sum(),
                     inputs: inputs.collect(),
                 }
             })
@@ -77,8 +81,8 @@ impl Summary {
         self.trainable + self.non_trainable
     }
 
-    /// Returns the bytes of all outputs for one sample.
-    pub fn activation_bytes(&self) -> usize {
+    /// Returns the bytes of all outputs for one sample, unless a size is open.
+    pub fn activation_bytes(&self) -> Option<usize> {
         self.rows.iter().map(|r| r.activation).sum()
     }
 }
@@ -138,7 +142,7 @@ impl fmt::Display for Summary {
                 escape(&r.layer).into_owned(),
                 r.shape.clone(),
                 thousands(r.params),
-                bytes(r.activation),
+                r.activation.map_or(OPEN.into(), bytes),
                 escape(&r.inputs.join(", ")).into_owned(),
             ]);
         }
@@ -177,6 +181,7 @@ impl fmt::Display for Summary {
         writeln!(f, " Total params: {}", line(self.total()))?;
         writeln!(f, " Trainable params: {}", line(self.trainable))?;
         writeln!(f, " Non-trainable params: {}", line(self.non_trainable))?;
-        write!(f, " Activations per sample: {}", bytes(self.activation_bytes()))
+        let activations = self.activation_bytes().map_or("depend on open sizes".into(), bytes);
+        write!(f, " Activations per sample: {activations}")
     }
 }

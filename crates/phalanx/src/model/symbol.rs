@@ -4,6 +4,7 @@
 //! the calls themselves need no error handling.
 
 use super::definition::{Definition, IoStructure};
+use super::shape::Shape;
 use crate::layer::{Argument, Arguments, InputsForm, Layer, LayerHandle};
 use phalanx_graph::{DType, Space, Type};
 use std::collections::HashMap;
@@ -13,35 +14,47 @@ use std::sync::{Arc, OnceLock};
 /// An input of a model: the shape of one sample.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// Dimensions of one sample.
-    pub dims: Vec<usize>,
-    /// Element type.
+    /// The shape of one sample.
+    pub shape: Shape,
+    /// Element type; of strings, that of their numbers.
     pub dtype: DType,
+    /// Whether the elements are strings.
+    pub text: bool,
     /// The name set by the user, if any.
     pub name: Option<String>,
-    /// The axes whose size a file leaves open.
-    pub open: OpenAxes,
-}
-
-/// The axes of an input whose size a file leaves open.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OpenAxes {
-    /// The axes of a sample.
-    pub axes: Vec<usize>,
-    /// Whether the sizes of the input were given when the model was loaded. Otherwise they are stand-ins, from which
-    /// only the weights follow.
-    pub given: bool,
+    /// The sizes that [`Model::with_input_shapes`](super::Model::with_input_shapes) gave to the shape. Files still
+    /// leave its open sizes open.
+    pub given: Option<Vec<usize>>,
 }
 
 impl Input {
-    /// Creates a float input of the given shape, without the batch dimension.
-    pub fn new(dims: impl Into<Vec<usize>>) -> Input {
-        Input { dims: dims.into(), dtype: DType::F32, name: None, open: OpenAxes::default() }
+    /// Creates a float input of the given shape, without the batch dimension. A size that is `None` is open: every batch
+    /// may have another one.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let sequences = Input::new([None, Some(32)]).symbol();
+    /// let model = Model::new(&sequences, LSTM::new(8).apply(&sequences))?;
+    /// assert_eq!(model.input_shapes()[0].to_string(), "(None, None, 32)");
+    /// assert_eq!(model.predict(Tensor::zeros([2, 5, 32]))?.dims(), [2, 8]);
+    /// assert_eq!(model.predict(Tensor::zeros([2, 9, 32]))?.dims(), [2, 8]);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn new(shape: impl Into<Shape>) -> Input {
+        let shape = shape.into();
+        Input { shape, dtype: DType::F32, text: false, name: None, given: None }
     }
 
     /// Makes the elements integers, for embeddings.
     pub fn integers(mut self) -> Input {
         self.dtype = DType::I32;
+        self
+    }
+
+    /// Makes the elements strings, for layers such as [`TextVectorization`](crate::layers::TextVectorization).
+    pub fn strings(mut self) -> Input {
+        (self.dtype, self.text) = (DType::I32, true);
         self
     }
 
@@ -51,25 +64,14 @@ impl Input {
         self
     }
 
-    /// The shape with its batch, as Keras prints it; sizes that are still open are `None`.
-    pub(crate) fn shape_text(&self) -> String {
-        let size = |(axis, size): (usize, &usize)| match self.is_open(axis) && !self.open.given {
-            true => "None".to_string(),
-            false => size.to_string(),
-        };
-        let sizes = self.dims.iter().enumerate().map(size);
-        let all: Vec<String> = std::iter::once("None".to_string()).chain(sizes).collect();
-        format!("({})", all.join(", "))
+    /// The shape of one sample, with the sizes that were given.
+    pub(crate) fn known_shape(&self) -> Shape {
+        self.given.as_ref().map_or_else(|| self.shape.clone(), |sizes| sizes[..].into())
     }
 
-    /// Whether a file leaves the size of an axis open.
-    pub(crate) fn is_open(&self, axis: usize) -> bool {
-        self.open.axes.contains(&axis)
-    }
-
-    /// Returns the type of its rows.
-    pub(crate) fn ty(&self) -> Type {
-        Type::new(self.dtype, Space::Rows, self.dims.clone())
+    /// The type of rows of these sizes.
+    pub(crate) fn ty(&self, sizes: &[usize]) -> Type {
+        Type::new(self.dtype, Space::Rows, sizes)
     }
 
     /// Returns the symbol to apply layers to.

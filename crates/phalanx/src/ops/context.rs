@@ -199,6 +199,11 @@ impl<'a, 'b> OpContext<'a, 'b> {
         of_call.or_else(|| self.config.get(name)).cloned().unwrap_or_default()
     }
 
+    /// Whether the constructor has an argument, also if it is null.
+    pub fn config_has(&self, name: &str) -> bool {
+        self.config.contains_key(name)
+    }
+
     /// A flag, false if absent.
     pub fn flag(&self, name: &str) -> bool {
         self.option(name) == Value::Bool(true)

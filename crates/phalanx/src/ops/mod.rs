@@ -8,17 +8,21 @@ mod context;
 mod elementwise;
 mod image;
 mod index;
+mod integers;
 mod layout;
+mod linalg;
 mod nn;
 mod product;
 mod reduce;
 mod refused;
 mod sequence;
 mod sort;
+mod special;
 mod symbols;
 mod window;
 
 pub use refused::class_names as refused_class_names;
+pub use refused::reason as refusal;
 pub use symbols::call;
 
 use crate::error::{Error, Result};
@@ -60,8 +64,12 @@ const TABLES: &[&[OpClass]] = &[
     index::CORE,
     index::MATH,
     index::NUMPY,
+    integers::NUMPY,
     layout::CORE,
     layout::NUMPY,
+    linalg::LINALG,
+    linalg::MATH,
+    linalg::NUMPY,
     nn::NN,
     product::LINALG,
     product::MATH,
@@ -73,6 +81,7 @@ const TABLES: &[&[OpClass]] = &[
     sequence::NUMPY,
     sort::MATH,
     sort::NUMPY,
+    special::NUMPY,
     window::NN,
 ];
 

@@ -4,7 +4,9 @@ use super::context::OpContext;
 use super::index::triangle_mask;
 use super::ops;
 use super::reduce::{Axes, mean, variance};
-use crate::activations::{ActivationFn, elu, leaky_relu};
+use crate::activations::{
+    ActivationFn, celu, elu, glu, hard_shrink, leaky_relu, soft_shrink, sparsemax, squareplus,
+};
 use crate::by_name::Named;
 use crate::error::Result;
 use crate::layer::Outputs;
@@ -12,8 +14,7 @@ use crate::layers::support::swap_with_last;
 use crate::losses::{
     BinaryCrossentropy, CategoricalCrossentropy, Loss, SparseCategoricalCrossentropy,
 };
-use phalanx_graph::functions::index::{cumulative, max_axes, sort};
-use phalanx_graph::functions::layout::{flip, iota};
+use phalanx_graph::functions::index::max_axes;
 use phalanx_graph::functions::math;
 use phalanx_graph::ops::{Binary, LayerNormAttrs, Unary};
 use phalanx_graph::{DType, Graph, NodeId, Op};
@@ -74,31 +75,24 @@ fn softmax(cx: Cx<'_, '_, '_>, op: Op) -> Result<Outputs> {
     Ok(swap_with_last(cx.layer(), y, axis)?.into())
 }
 
-/// Sparsemax as Keras computes it.
-fn sparsemax(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+/// A function of an axis.
+fn along(
+    cx: Cx<'_, '_, '_>,
+    function: fn(&mut Graph, NodeId, usize) -> Result<NodeId>,
+) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axis = cx.axis(x, -1)?;
-    let dims = cx.dims(x);
-    let mut aligned = vec![1; dims.len()];
-    aligned[axis] = dims[axis];
-    let g = cx.graph();
-    let ascending = sort(g, x, axis)?;
-    let sorted = flip(g, ascending, axis)?;
-    let sums = cumulative(g, sorted, axis, false)?;
-    let ranks = iota(g, dims[axis])?;
-    let ranks = g.offset(ranks, 1.0)?;
-    let ranks = g.reshape(ranks, &aligned)?;
-    let excess = g.offset(sums, -1.0)?;
-    let mean = g.div(excess, ranks)?;
-    let support = g.binary(Binary::Gt, sorted, mean)?;
-    let count = g.sum_axes(support, &[axis])?;
-    let zero = g.scalar(0.0);
-    let kept = g.select(support, sums, zero)?;
-    let total = g.sum_axes(kept, &[axis])?;
-    let total = g.offset(total, -1.0)?;
-    let limit = g.div(total, count)?;
-    let above = g.sub(x, limit)?;
-    Ok(g.binary(Binary::Max, above, zero)?.into())
+    Ok(function(cx.graph(), x, axis)?.into())
+}
+
+/// A function with a parameter.
+fn with_number(
+    cx: Cx<'_, '_, '_>,
+    (name, default): (&str, f64),
+    function: fn(&mut Graph, NodeId, f64) -> Result<NodeId>,
+) -> Result<Outputs> {
+    let (x, number) = (cx.tensor("x")?, cx.number_or(name, default)?);
+    Ok(function(cx.graph(), x, number)?.into())
 }
 
 /// The one-hot encoding of integers along a new axis.
@@ -359,17 +353,17 @@ ops! {
     BinaryCrossentropy(target, output) => binary_crossentropy,
     CategoricalCrossentropy(target, output) => categorical_crossentropy,
     DotProductAttention(query, key, value, bias, mask, scale) => attention,
-    Elu(x) => |cx| {
-        let (x, alpha) = (cx.tensor("x")?, cx.number_or("alpha", 1.0)?);
-        Ok(elu(cx.graph(), x, alpha)?.into())
-    },
+    Celu(x) => |cx| with_number(cx, ("alpha", 1.0), celu),
+    Elu(x) => |cx| with_number(cx, ("alpha", 1.0), elu),
     Gelu(x) => gelu,
+    Glu(x) => |cx| along(cx, glu),
+    HardShrink(x) => |cx| with_number(cx, ("threshold", 0.5), hard_shrink),
     HardSigmoid(x) => |cx| activation(cx, "hard_sigmoid"),
+    HardSilu(x) => |cx| activation(cx, "hard_silu"),
+    HardTanh(x) => |cx| activation(cx, "hard_tanh"),
     LayerNorm(x, gamma, beta) => layer_norm,
-    LeakyRelu(x) => |cx| {
-        let (x, slope) = (cx.tensor("x")?, cx.number_or("negative_slope", 0.2)?);
-        Ok(leaky_relu(cx.graph(), x, slope)?.into())
-    },
+    LeakyRelu(x) => |cx| with_number(cx, ("negative_slope", 0.2), leaky_relu),
+    LogSigmoid(x) => |cx| activation(cx, "log_sigmoid"),
     LogSoftmax(x) => |cx| softmax(cx, Op::LogSoftmax),
     MultiHot(inputs) => multi_hot,
     OneHot(x) => |cx| Ok(encode(cx, "x")?.into()),
@@ -380,10 +374,15 @@ ops! {
     Selu(x) => |cx| activation(cx, "selu"),
     Sigmoid(x) => |cx| activation(cx, "sigmoid"),
     Silu(x) => |cx| activation(cx, "silu"),
+    SoftShrink(x) => |cx| with_number(cx, ("threshold", 0.5), soft_shrink),
     Softmax(x) => |cx| softmax(cx, Op::Softmax),
     Softplus(x) => |cx| activation(cx, "softplus"),
     Softsign(x) => |cx| activation(cx, "softsign"),
     SparseCategoricalCrossentropy(target, output) => sparse_categorical_crossentropy,
-    Sparsemax(x) => sparsemax,
+    SparsePlus(x) => |cx| activation(cx, "sparse_plus"),
+    SparseSigmoid(x) => |cx| activation(cx, "sparse_sigmoid"),
+    Sparsemax(x) => |cx| along(cx, sparsemax),
+    Squareplus(x) => |cx| with_number(cx, ("b", 4.0), squareplus),
+    TanhShrink(x) => |cx| activation(cx, "tanh_shrink"),
     Threshold(x) => threshold,
 }

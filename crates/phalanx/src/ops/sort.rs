@@ -44,6 +44,37 @@ fn in_top_k(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(g.push(Op::InTopK { k }, &[scores, targets])?.into())
 }
 
+/// The positions of the `kth + 1` smallest elements in ascending order, then those of the others in their order.
+fn arg_partition(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+    let x = cx.tensor("x")?;
+    let (x, axis) = match cx.option("axis").is_null() && cx.config_has("axis") {
+        true => (cx.flat(x)?, 0),
+        false => (x, cx.axis(x, -1)?),
+    };
+    let n = cx.dims(x)[axis] as i64;
+    let given = cx.option("kth");
+    let kth = given.as_i64().map(|k| if k < 0 { k.saturating_add(n) } else { k });
+    let Some(kth) = kth.filter(|k| (0..n).contains(k)) else {
+        return Err(cx.argument("kth", &format!("a position among {n}"), given));
+    };
+    let (kth, n) = (kth as usize, n as usize);
+    let g = cx.graph();
+    let order = arg_sort(g, x, axis)?;
+    let smallest = g.push(Op::Slice { axis, start: 0, len: kth + 1 }, &[order])?;
+    if kth + 1 == n {
+        return Ok(smallest.into());
+    }
+    // The rank of every element; those that are not among the smallest come first in this order.
+    let order = g.cast(order, DType::F32)?;
+    let rank = arg_sort(g, order, axis)?;
+    let rank = g.cast(rank, DType::F32)?;
+    let limit = g.scalar(kth as f64);
+    let is_small = math::less_equal(g, rank, limit)?;
+    let rest = arg_sort(g, is_small, axis)?;
+    let rest = g.push(Op::Slice { axis, start: 0, len: n - kth - 1 }, &[rest])?;
+    Ok(g.push(Op::Concat { axis }, &[smallest, rest])?.into())
+}
+
 /// How a quantile between two elements is computed.
 #[derive(Clone, Copy)]
 enum Method {
@@ -203,6 +234,7 @@ fn is_in(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 
 ops! {
     NUMPY, "numpy";
+    Argpartition(x) => arg_partition,
     Argsort(x) => |cx| along(cx, arg_sort),
     Digitize(x, bins) => digitize,
     IsIn(x1, x2) => is_in,

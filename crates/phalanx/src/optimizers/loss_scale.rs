@@ -5,7 +5,7 @@
 //! After `dynamic_growth_steps` finite steps in a row the scale is doubled. The policy `mixed_float16` wraps
 //! its optimizer in a [`LossScaleOptimizer`].
 
-use super::{Common, Optimizer, from_config};
+use super::{Common, Optimizer, TrainedWeight, from_config};
 use crate::error::{Error, Result};
 use crate::saving;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot, UpdateRule};
@@ -171,7 +171,26 @@ impl Optimizer for LossScaleOptimizer {
     }
 
     fn rule(&self) -> UpdateRule {
-        let rule = self.inner.rule();
-        UpdateRule { name: format!("{CLASS}({})", rule.name), ..rule }
+        UpdateRule { name: self.rule_name(), ..self.inner.rule() }
+    }
+
+    fn rule_name(&self) -> String {
+        format!("{CLASS}({})", self.inner.rule_name())
+    }
+
+    fn updates_whole_weights(&self) -> bool {
+        self.inner.updates_whole_weights()
+    }
+
+    fn optimizers(&self) -> Vec<&dyn Optimizer> {
+        self.inner.optimizers()
+    }
+
+    fn file_order(&self) -> Vec<usize> {
+        self.inner.file_order()
+    }
+
+    fn optimizer_of(&self, of: &TrainedWeight) -> Result<usize> {
+        self.inner.optimizer_of(of)
     }
 }

@@ -14,24 +14,34 @@
 //! ```
 
 mod adadelta;
+mod adafactor;
 mod adagrad;
 mod adam;
 mod adamax;
 mod adamw;
 mod ftrl;
+mod lamb;
 mod lion;
 mod loss_scale;
+mod multi_optimizer;
+mod muon;
 mod nadam;
+mod patterns;
 mod rmsprop;
 mod schedule_free_adamw;
 mod sgd;
+mod weight_update;
 
 pub use loss_scale::Scaling;
+pub use multi_optimizer::OptimizerMap;
+pub use weight_update::{TrainedWeight, WeightSlot, WeightUpdate};
+pub(crate) use weight_update::{sum, sum_of_squares};
 
 use crate::config;
 use crate::error::{Error, Result};
 use crate::registry::{Class, Config, Registry, registry};
 use crate::schedules::{LearningRate, check_non_negative};
+use phalanx_graph::NodeId;
 use phalanx_graph::update::{Clip, Reg, RuleBuilder, Slot, SlotInit, UpdateRule};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -54,6 +64,10 @@ registry! {
     ftrl { Ftrl }
     lion { Lion }
     schedule_free_adamw { ScheduleFreeAdamW }
+    lamb { Lamb }
+    adafactor { Adafactor }
+    muon { Muon }
+    multi_optimizer { MultiOptimizer = read_multi }
     loss_scale { LossScaleOptimizer = read_loss_scale }
 }
 
@@ -104,7 +118,7 @@ impl Common {
     }
 
     /// The requested gradient clipping. As in Keras, a limit of 0 means none.
-    fn clip(&self) -> Option<Clip> {
+    pub(crate) fn clip(&self) -> Option<Clip> {
         let limit = |v: Option<f64>| v.filter(|v| *v > 0.0).map(|v| v as f32);
         limit(self.clipnorm)
             .map(Clip::Norm)
@@ -115,17 +129,25 @@ impl Common {
     /// The scalars of the shared parts, in the order in which `rule` reads them.
     fn scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         let decay = self.weight_decay.map(|decay| decay * learning_rate);
+        decay.into_iter().chain(self.average_scalars(step)).collect()
+    }
+
+    /// How much of the average of the weights is kept, and whether it replaces them.
+    pub(crate) fn average_scalars(&self, step: u64) -> Vec<f64> {
         // The average starts as the first weight.
         let keep = self.use_ema.then_some(if step <= 1 { 0.0 } else { self.ema_momentum });
         let due = |every: u64| f64::from(u8::from(step.is_multiple_of(every)));
         let overwrite = self.ema_overwrite_frequency.filter(|_| self.use_ema).map(due);
-        [decay, keep, overwrite].into_iter().flatten().collect()
+        [keep, overwrite].into_iter().flatten().collect()
     }
 
     fn validate(&self, owner: &str) -> Result<()> {
         match &self.learning_rate {
             LearningRate::Constant(rate) => check_non_negative(owner, "learning_rate", *rate)?,
             LearningRate::Schedule(schedule) => schedule.validate()?,
+            rate @ LearningRate::Custom(_) => {
+                check_non_negative(owner, "learning_rate", rate.at(0))?
+            }
         }
         let limits = [
             ("clipnorm", self.clipnorm),
@@ -166,8 +188,10 @@ pub trait Optimizer: Debug + Send + Sync {
     /// Mutable access to the options that all optimizers share.
     fn common_mut(&mut self) -> &mut Common;
 
-    /// Its slots per weight, with Keras' names and in Keras' order.
-    fn slots(&self) -> Vec<Slot>;
+    /// The slots of a formula that is a tape, with Keras' names and in Keras' order.
+    fn slots(&self) -> Vec<Slot> {
+        vec![]
+    }
 
     /// The number of first slots that Keras stores together, weight by weight. Each of the others is stored for all
     /// weights at once.
@@ -175,9 +199,58 @@ pub trait Optimizer: Debug + Send + Sync {
         1
     }
 
-    /// The formula: from weight and gradient (and its slots and scalars, in the builder) to the
-    /// new weight and the new slots.
-    fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>);
+    /// The formula as a tape: from weight and gradient (and its slots and scalars, in the builder) to the
+    /// new weight and the new slots. Not called if the optimizer [updates whole
+    /// weights](Self::updates_whole_weights).
+    fn step(&self, _: &mut RuleBuilder, _: Reg, _: Reg) -> (Reg, Vec<Reg>) {
+        unreachable!("{} has no tape", self.class_name())
+    }
+
+    /// Whether the formula needs more than the elements of a weight one by one: it is [`update`](Self::update).
+    fn updates_whole_weights(&self) -> bool {
+        false
+    }
+
+    /// The slots of a weight, in Keras' order.
+    fn weight_slots(&self, of: &TrainedWeight) -> Vec<WeightSlot> {
+        let slot = |s: Slot| WeightSlot {
+            name: s.name,
+            dims: of.dims.clone(),
+            init: s.init,
+            unused: false,
+        };
+        self.slots().into_iter().map(slot).collect()
+    }
+
+    /// The formula of a whole weight: its new value and those of its slots.
+    fn update(&self, _: &TrainedWeight, u: &mut WeightUpdate<'_>) -> Result<(NodeId, Vec<NodeId>)> {
+        u.run_tape(self)
+    }
+
+    /// The weight decay of a weight.
+    fn decay_of(&self, _: &TrainedWeight) -> Option<f64> {
+        self.common().weight_decay
+    }
+
+    /// The optimizers that this one joins, if it joins several.
+    fn optimizers(&self) -> Vec<&dyn Optimizer> {
+        vec![]
+    }
+
+    /// The indices of these optimizers in the order of the file that this one was read from.
+    fn file_order(&self) -> Vec<usize> {
+        (0..self.optimizers().len()).collect()
+    }
+
+    /// The index of the optimizer of a weight.
+    fn optimizer_of(&self, _: &TrainedWeight) -> Result<usize> {
+        Ok(0)
+    }
+
+    /// What the state of a run is a state of.
+    fn rule_name(&self) -> String {
+        self.class_name().into()
+    }
 
     /// The scalars that the formula takes from the host for update `step` (1 for the first). Their number is
     /// constant.
@@ -237,7 +310,7 @@ pub trait Optimizer: Debug + Send + Sync {
             }
             slots.push(average);
         }
-        b.finish(self.class_name(), common.clip(), weight, &slots)
+        b.finish(&self.rule_name(), common.clip(), weight, &slots)
     }
 
     /// The scalars of update `step` (1 for the first), in the order in which the rule reads them.
@@ -336,6 +409,10 @@ where
     let optimizer: O = config::read(class.name, config)?;
     optimizer.validate()?;
     Ok(Box::new(optimizer))
+}
+
+fn read_multi(_: &Class<dyn Optimizer>, config: &Config) -> Result<Box<dyn Optimizer>> {
+    MultiOptimizer::read(config)
 }
 
 fn read_loss_scale(_: &Class<dyn Optimizer>, config: &Config) -> Result<Box<dyn Optimizer>> {

@@ -1,6 +1,6 @@
 //! Loading of whole models.
 
-use super::keras::Variables;
+use super::keras::{Assets, Variables};
 use super::{Format, keras, legacy, open_file, safetensors};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -20,6 +20,8 @@ pub(super) struct Stored {
     pub config: Option<Value>,
     pub metadata: Option<Value>,
     pub file: File,
+    /// Files of the archive besides config and weights.
+    pub assets: Assets,
 }
 
 /// Opens `.keras` and `.h5` files.
@@ -45,7 +47,7 @@ pub(super) fn open_stored(path: &Path, format: Format) -> Result<Stored> {
             })
         }
     };
-    Ok(Stored { config, metadata: None, file })
+    Ok(Stored { config, metadata: None, file, assets: Assets::default() })
 }
 
 /// Options for loading a model. By default it is compiled as in its file, on one CPU device.
@@ -97,7 +99,8 @@ impl Load {
         self
     }
 
-    /// Sets the shapes of the inputs, without the batch, for a file that leaves sizes open, such as `(None, None, 3)`.
+    /// Sets the shapes of the inputs, without the batch, for a file that leaves sizes open, such as `(None, None, 3)`; see
+    /// [`Model::with_input_shapes`].
     pub fn input_shapes<S: Into<Vec<usize>>>(
         mut self,
         shapes: impl IntoIterator<Item = S>,
@@ -112,8 +115,8 @@ impl Load {
         if self.input_shapes.is_empty() {
             return Ok(model);
         }
-        let def = model.definition().with_input_shapes(&self.input_shapes);
-        def.map(Model::of).map_err(|error| with_path(path, error))
+        let shapes = self.input_shapes.iter().cloned();
+        model.with_input_shapes(shapes).map_err(|error| with_path(path, error))
     }
 
     /// Loads a model from a `.keras`, `.h5` or `.safetensors` file.
@@ -136,6 +139,8 @@ impl Load {
         let mut model = self.structure(path, config)?;
         set_metadata(&model, keras::user_metadata(&stored));
         stored.set_weights(path, &mut model)?;
+        keras::set_vocabularies(path, &stored.assets, model.definition())
+            .map_err(|error| with_path(path, error))?;
         let variables = if self.compile { stored.variables(path)? } else { None };
         self.compile_model(path, &mut model, config, variables)?;
         Ok(model)

@@ -172,13 +172,34 @@ pub(crate) fn notes(
     compiled: Option<&Map<String, Value>>,
 ) -> BTreeMap<String, String> {
     let mut notes = def.notes().clone();
-    notes.insert(safetensors::CONFIG.into(), keras::whole_config(def, compiled).to_string());
+    notes.insert(
+        safetensors::CONFIG.into(),
+        keras::whole_config(def, keras::Style::Version3, compiled).to_string(),
+    );
     notes
+}
+
+/// The object of a model inside the config of a layer.
+pub(crate) fn nested_config(def: &Definition) -> Value {
+    keras::model_config(def, keras::Style::Version3)
+}
+
+/// Reads a model inside the config of a layer.
+///
+/// # Errors
+/// If it is not a model of known classes.
+pub(crate) fn nested_model(object: &Value) -> Result<Definition> {
+    keras::read_structure(object)
+}
+
+/// The layers of a model with their paths in Keras' files.
+pub(crate) fn layer_paths(def: &Definition) -> Vec<(String, LayerHandle)> {
+    keras::layer_paths(def)
 }
 
 /// The structure of a model as stored in files.
 pub(crate) fn structure(def: &Definition) -> String {
-    keras::whole_config(def, None).to_string()
+    keras::whole_config(def, keras::Style::Version3, None).to_string()
 }
 
 /// Reads the metadata of a file: `model`, the name of the saved model, and the entries set by

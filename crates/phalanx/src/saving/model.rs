@@ -3,7 +3,7 @@
 use super::{
     Format, SaveOptions, expected_weights, legacy, open_checked, open_stored, optimizer_state,
 };
-use super::{owners, save, warn_not_saved};
+use super::{keras, owners, save, warn_not_saved};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use phalanx_graph::Tensor;
@@ -45,6 +45,29 @@ impl Model {
         let options = SaveOptions { structure: true, training };
         warn_not_saved(path, &save(path, self.definition(), &self.unique_weights()?, options)?);
         Ok(())
+    }
+
+    /// Returns a model of the same structure with layers and weights of its own, as Keras' `clone_model`. Its weights are
+    /// initialised when it is first used or compiled.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let model = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build()?;
+    /// model.initialize(1)?;
+    /// let mut copy = model.clone_model()?;
+    /// copy.initialize(2)?;
+    /// assert_ne!(copy.get_weights()?, model.get_weights()?);
+    /// copy.set_weights(&model.get_weights()?)?;
+    /// assert_eq!(copy.get_weights()?, model.get_weights()?);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A layer that Keras does not have: its config cannot be read back.
+    pub fn clone_model(&self) -> Result<Model> {
+        let config = keras::whole_config(self.definition(), keras::Style::Version3, None);
+        Ok(Model::of(keras::read_structure(&config)?))
     }
 
     /// Saves all weights to a `.weights.h5`, `.safetensors` or legacy `.h5` file. These formats do not

@@ -2,6 +2,7 @@
 
 use phalanx_graph::loss_scale::STATE;
 use serde_json::{Map, Value};
+use std::ops::Range;
 
 /// Losses, metrics, optimizer and optimizer state of a model, as stored in files. The type is opaque to
 /// users.
@@ -25,6 +26,8 @@ pub(crate) struct TrainingState {
     pub scale: Option<[f32; STATE]>,
     /// The other variables, in Keras' order.
     pub variables: Vec<Variable>,
+    /// The class of each optimizer that a `MultiOptimizer` joins, and which of `variables` are its own.
+    pub members: Vec<(&'static str, Range<usize>)>,
 }
 
 /// A variable of an optimizer.
@@ -32,4 +35,6 @@ pub(crate) struct Variable {
     pub name: String,
     pub dims: Vec<usize>,
     pub values: Vec<f32>,
+    /// Whether the values are integers.
+    pub integer: bool,
 }

@@ -67,7 +67,7 @@ pub struct MirroredStrategy {
     selection: Selection,
     threads: usize,
     deterministic: bool,
-    policy: Policy,
+    policy: Option<Policy>,
 }
 
 impl MirroredStrategy {
@@ -85,7 +85,7 @@ impl MirroredStrategy {
         devices: Vec<Device>,
         selection: Selection,
     ) -> MirroredStrategy {
-        let (threads, deterministic, policy) = (0, false, Policy::Float32);
+        let (threads, deterministic, policy) = (0, false, None);
         MirroredStrategy { backend, devices, selection, threads, deterministic, policy }
     }
 
@@ -170,19 +170,19 @@ impl MirroredStrategy {
         self
     }
 
-    /// Sets the dtype policy. [`Policy::MixedBfloat16`], Keras' `mixed_bfloat16`, halves the memory of
+    /// Sets the dtype policy; defaults to that of the model's layers. [`Policy::MixedBfloat16`], Keras' `mixed_bfloat16`, halves the memory of
     /// activations and the time to move them. Weights and arithmetic stay 32-bit floats, and so does everything
     /// on CPU devices.
     ///
     /// [`Policy::MixedFloat16`] has more precision and less range. As in Keras, `compile` then wraps the
     /// optimizer in a [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer), on every kind of device.
     pub fn policy(mut self, policy: Policy) -> MirroredStrategy {
-        self.policy = policy;
+        self.policy = Some(policy);
         self
     }
 
-    /// The requested policy.
-    pub(crate) fn requested_policy(&self) -> Policy {
+    /// The requested policy, if any.
+    pub(crate) fn requested_policy(&self) -> Option<Policy> {
         self.policy
     }
 

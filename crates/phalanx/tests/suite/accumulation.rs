@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 /// The maximum difference of a weight from Keras'.
 const TOLERANCE: f32 = 2e-6;
 
+/// Fixtures, and the first word of their files.
+const GROUPS: [(&str, &str); 2] =
+    [("accumulation", "accumulated"), ("optimizer_files", "optimizer")];
+
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
 }
@@ -36,13 +40,16 @@ fn step(model: &mut Model, case: &Case<'_>, step: usize) -> f32 {
 
 #[test]
 fn a_file_of_keras_between_two_updates_goes_on_with_keras_numbers() {
-    for case in Fixture::load("accumulation").cases() {
-        let path = fixture(&format!("accumulated_{}.keras", case.name));
-        for replicas in [1, 3] {
-            let mut model = load(&path, replicas);
-            for at in number(&case, "saved")..number(&case, "steps") {
-                let off = step(&mut model, &case, at);
-                assert!(off <= TOLERANCE, "{} step {at}, {replicas} replicas: {off}", case.name);
+    for (group, file) in GROUPS {
+        for case in Fixture::load(group).cases() {
+            let path = fixture(&format!("{file}_{}.keras", case.name));
+            for replicas in [1, 3] {
+                let mut model = load(&path, replicas);
+                for at in number(&case, "saved")..number(&case, "steps") {
+                    let off = step(&mut model, &case, at);
+                    let what = format!("{} step {at}, {replicas} replicas", case.name);
+                    assert!(off <= TOLERANCE, "{what}: {off}");
+                }
             }
         }
     }
@@ -51,8 +58,9 @@ fn a_file_of_keras_between_two_updates_goes_on_with_keras_numbers() {
 #[test]
 fn a_file_of_ours_between_two_updates_goes_on_on_any_number_of_replicas() {
     let directory = tempfile::tempdir().unwrap();
-    for case in Fixture::load("accumulation").cases() {
-        let mut from = fixture(&format!("accumulated_{}.keras", case.name));
+    let groups = GROUPS.map(|(group, file)| (Fixture::load(group), file));
+    for (case, file) in groups.iter().flat_map(|(g, file)| g.cases().map(move |c| (c, file))) {
+        let mut from = fixture(&format!("{file}_{}.keras", case.name));
         let steps = number(&case, "saved")..number(&case, "steps");
         // After every step: another file, format and number of replicas.
         for (i, at) in steps.enumerate() {

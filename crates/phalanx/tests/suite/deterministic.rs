@@ -59,6 +59,39 @@ fn replicas_and_threads_leave_no_trace() {
     }
 }
 
+/// A masked recurrent layer, attention and dropout.
+fn sequence_model(strategy: MirroredStrategy) -> Model {
+    let x = Input::new([6]).integers().symbol();
+    let y = Embedding::new(9, 8).mask_zero(true).apply(&x);
+    let y = Bidirectional::new(GRU::new(4).return_sequences(true)).apply(&y);
+    let y = Dropout::new(0.2).apply(MultiHeadAttention::new(2, 4).apply([&y, &y]));
+    let y = LayerNormalization::new().apply(&y);
+    let y = Dense::new(3).apply(LSTM::new(5).apply(&y));
+    let mut model = Model::new(&x, &y).unwrap();
+    let strategy = strategy.deterministic(true);
+    model.compile(Compile::new("adam").loss("mse").strategy(strategy).seed(4)).unwrap();
+    model
+}
+
+#[test]
+fn sequence_models_have_the_same_bits_on_any_number_of_replicas() {
+    let mut rng = phalanx::Stream::new(5, 0, 0, 0);
+    let rows = 37;
+    let x: Vec<i32> = (0..rows * 6).map(|_| rng.below(9) as i32).collect();
+    let y: Vec<f32> = (0..rows * 3).map(|_| rng.unit() as f32).collect();
+    let data = (Tensor::new([rows, 6], x).unwrap(), Tensor::new([rows, 3], y).unwrap());
+    let weights = |replicas: usize| {
+        let mut model = sequence_model(MirroredStrategy::cpus(replicas).unwrap());
+        let fit = Fit::new().epochs(2).batch_size(13).verbose(0);
+        model.fit(data.clone(), fit).unwrap();
+        model.weights_sha256().unwrap()
+    };
+    let expected = weights(1);
+    for replicas in [2, 4, 8] {
+        assert_eq!(weights(replicas), expected, "{replicas} replicas");
+    }
+}
+
 #[test]
 fn other_numbers_of_replicas_are_refused() {
     let strategy = MirroredStrategy::cpus(3).unwrap().deterministic(true);

@@ -18,6 +18,10 @@ mod hello;
 mod minigooglenet;
 #[path = "../../examples/small_gpt.rs"]
 mod small_gpt;
+#[path = "../../examples/tabular_categories.rs"]
+mod tabular_categories;
+#[path = "../../examples/text_classification.rs"]
+mod text_classification;
 #[path = "../../examples/time_series.rs"]
 mod time_series;
 #[path = "../../examples/resnet50_transfer.rs"]
@@ -132,6 +136,20 @@ fn two_replicas_give_the_losses_of_one() {
 fn distorted_images_teach_what_still_ones_do_not() {
     let (plain, augmented) = augment::run(digits(1500).unwrap()).unwrap();
     assert!(augmented < plain, "{augmented} {plain}");
+}
+
+#[test]
+fn texts_are_classified_from_strings() {
+    let (convolution, recurrent) = text_classification::run(1200, 12).unwrap();
+    assert!(convolution > 0.95 && recurrent > 0.9, "{convolution} {recurrent}");
+}
+
+#[test]
+fn a_table_with_categories_is_learned_and_its_file_takes_the_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("subscriptions.keras");
+    let accuracy = tabular_categories::run(1500, 8, &path).unwrap();
+    assert!(accuracy > 0.85, "{accuracy}");
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Models from files of Python Keras: the same outputs, and the same losses and outputs in training.
-//! `tests/python/models.py` makes the fixtures.
+//! `tests/python/models.py` and `recurrent.py` make the fixtures.
 
-use crate::common::{Case, Fixture, difference_to_scale};
+use crate::common::{Case, Fixture, difference_to_scale, emulated_gpu, on_emulated_gpu};
 use phalanx::data::Arrays;
 use phalanx::optimizers::SGD;
 use phalanx::prelude::*;
+use phalanx_needs::needs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The tolerance of outputs, relative to the largest number of a tensor.
 const OUTPUTS: f64 = 1e-5;
@@ -27,7 +29,11 @@ fn compare(what: &str, received: &[Tensor], expected: &[&Tensor], tolerance: f64
             wrong.push(format!("{what} {i}: expected {expected:?}, received {received:?}"));
             continue;
         }
-        let d = difference_to_scale(received.f32().unwrap(), expected.f32().unwrap());
+        let (Some(received), Some(expected)) = (received.f32(), expected.f32()) else {
+            wrong.push(format!("{what} {i}: not floats"));
+            continue;
+        };
+        let d = difference_to_scale(received, expected);
         if d > tolerance || d.is_nan() {
             wrong.push(format!("{what} {i}: {d:.1e}"));
         }
@@ -40,12 +46,6 @@ fn run(case: &Case<'_>, strategy: MirroredStrategy) -> Result<Vec<String>> {
     let owned = |field| case.list(field).into_iter().cloned().collect::<Vec<Tensor>>();
     let (inputs, targets) = (owned("input"), owned("target"));
     let mut model = phalanx::saving::load_model(path(case.name))?;
-    if model.has_open_sizes() {
-        let error = model.predict_all(&Arrays::new(inputs.clone(), ())?).unwrap_err().to_string();
-        assert!(error.contains("expected known sizes"), "{error}");
-        let shapes = inputs.iter().map(|x| x.dims()[1..].to_vec());
-        model = Load::new().input_shapes(shapes).model(path(case.name))?;
-    }
     let rows = inputs[0].dims()[0];
     let predict = |model: &Model| model.predict_all(&Arrays::new(inputs.clone(), ())?);
     let mut wrong = compare("output", &predict(&model)?, &case.list("output"), OUTPUTS);
@@ -67,11 +67,22 @@ fn run(case: &Case<'_>, strategy: MirroredStrategy) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-fn check(strategy: impl Fn() -> MirroredStrategy) {
-    let fixture = Fixture::load("models");
+/// The models of Python Keras.
+fn fixtures() -> [Fixture; 3] {
+    ["models", "more_models", "recurrent"].map(Fixture::load)
+}
+
+fn check(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(usize) -> bool) {
     let mut wrong = vec![];
-    for case in fixture.cases() {
-        match run(&case, strategy()) {
+    let fixtures = fixtures();
+    let cases = fixtures.iter().flat_map(Fixture::cases).enumerate();
+    for (_, case) in cases.filter(|(i, _)| chosen(*i)) {
+        // Keras computes the statistics of a batch over all of it. A deterministic mesh does so too.
+        let strategy = match case.json["batch_statistics"] == true {
+            true => MirroredStrategy::cpus(2).unwrap().deterministic(true),
+            false => strategy(),
+        };
+        match run(&case, strategy) {
             Ok(list) => wrong.extend(list.into_iter().map(|w| format!("{}: {w}", case.name))),
             Err(e) => wrong.push(format!("{}: {e}", case.name)),
         }
@@ -81,20 +92,26 @@ fn check(strategy: impl Fn() -> MirroredStrategy) {
 
 #[test]
 fn outputs_and_training_match_keras() {
-    check(|| MirroredStrategy::cpus(1).unwrap());
+    check(|| MirroredStrategy::cpus(1).unwrap(), |_| true);
 }
 
 #[test]
 fn three_replicas_train_as_one() {
-    check(|| MirroredStrategy::cpus(3).unwrap());
+    check(|| MirroredStrategy::cpus(3).unwrap(), |_| true);
+}
+
+#[needs(gxx)]
+#[test]
+fn an_emulated_gpu_trains_as_keras_does() {
+    let gpu = || MirroredStrategy::with_backend(Arc::new(emulated_gpu()), ["gpu:0"]).unwrap();
+    check(gpu, on_emulated_gpu);
 }
 
 /// Every op is in some model, and no class of Keras is both known and refused.
 #[test]
 fn every_op_has_a_case() {
-    let fixture = Fixture::load("models");
     let mut covered: Vec<String> = vec![];
-    for case in fixture.cases() {
+    for case in fixtures().iter().flat_map(Fixture::cases) {
         let ops = case.json["ops"].as_array().into_iter().flatten();
         covered.extend(ops.map(|op| op.as_str().unwrap().to_string()));
     }

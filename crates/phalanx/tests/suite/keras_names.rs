@@ -39,23 +39,25 @@ const REASONS: &[(&str, &str)] = &[
     ("callbacks.CSVLogger", "yes"),
     ("callbacks.TensorBoard", "yes"),
     ("callbacks.BackupAndRestore", "yes"),
-    ("callbacks.TerminateOnNaN", "a run stops at a NaN loss by itself"),
-    ("callbacks.LambdaCallback", "holds Python code; in Rust implement `Callback`"),
+    ("callbacks.TerminateOnNaN", "yes; without it such a loss is an error"),
+    ("callbacks.LambdaCallback", "yes, of Rust closures"),
+    ("callbacks.CallbackList", "yes"),
+    ("callbacks.LearningRateScheduler", "yes"),
+    ("callbacks.RemoteMonitor", "yes"),
+    ("callbacks.SwapEMAWeights", "yes"),
+    (
+        "callbacks.OrbaxCheckpoint",
+        "a format of JAX; `BackupAndRestore` and `ModelCheckpoint` save runs and models",
+    ),
+    ("losses.Circle", "compares all pairs of a batch, whose samples are on different devices"),
+    ("metrics.Mean", "yes, for loops of one's own"),
+    ("metrics.Sum", "yes, for loops of one's own"),
+    ("optimizers.OptimizerMap", "yes, inside `MultiOptimizer`"),
     ("layers.LSTMCell", "yes, inside `RNN`"),
     ("layers.GRUCell", "yes, inside `RNN`"),
     ("layers.SimpleRNNCell", "yes, inside `RNN`"),
     ("layers.StackedRNNCells", "yes, inside `RNN`"),
-    ("ops.core.Map", "holds Python code"),
-    ("ops.core.Scan", "holds Python code"),
-    ("ops.core.AssociativeScan", "holds Python code"),
-    ("ops.core.Switch", "holds Python code"),
-    ("ops.core.WhileLoop", "holds Python code"),
-    ("ops.core.ForiLoop", "holds Python code"),
-    ("ops.core.Cond", "holds Python code"),
-    ("ops.core.VectorizedMap", "holds Python code"),
-    ("ops.numpy.Nonzero", "its shape depends on the data"),
-    ("ops.numpy.Unique", "its shape depends on the data"),
-    ("ops.linalg.JVP", "holds Python code"),
+    ("activations.threshold", "Keras cannot call it by name: its arguments have no defaults"),
 ];
 
 /// The names that Phalanx knows, as `family.name`.
@@ -76,6 +78,12 @@ fn known() -> Vec<String> {
         ops.collect(),
     ]
     .concat()
+}
+
+/// Why an op is refused.
+fn refusal(full: &str) -> Option<&'static str> {
+    let (module, class) = full.strip_prefix("ops.")?.split_once('.')?;
+    ops::refusal(module, class)
 }
 
 fn page() -> String {
@@ -106,7 +114,10 @@ fn page() -> String {
                 false => match given {
                     Some(yes) if yes.starts_with("yes") => yes.to_string(),
                     Some(reason) => format!("no: {reason}"),
-                    None => "no: not yet".into(),
+                    None => match refusal(&full) {
+                        Some(reason) => format!("no: {reason}"),
+                        None => "no: not yet".into(),
+                    },
                 },
             }
         };

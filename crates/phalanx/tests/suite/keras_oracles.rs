@@ -171,9 +171,10 @@ impl Oracle<'_> {
             let values = gradient.f32().unwrap();
             let what = format!("gradient of {name}");
             let d = self.close(&what, ["grad", "sample_index"], i, values, slack);
-            of_gradients = of_gradients.max(d);
             let norm = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
             let expected = self.number("grad_norm", i);
+            // The gradient of a bias of attention's keys is nothing but rounding.
+            of_gradients = of_gradients.max(if expected > 1e-5 { d } else { 0.0 });
             assert!((norm - expected).abs() <= ROUNDING * expected + slack, "{what}: its norm");
         }
         let (losses, nudged) = (self.case.f32("losses"), self.case.f32("losses_nudged"));

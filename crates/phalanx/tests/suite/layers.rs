@@ -3,7 +3,9 @@
 mod behaviour;
 mod errors;
 
-use crate::common::{Case, Fixture, RUNNERS, difference_to_scale, run, run_on};
+use crate::common::{
+    Case, Fixture, RUNNERS, Runner, difference_to_scale, on_emulated_gpu, run, run_on,
+};
 use phalanx::constraints::Constraint;
 use phalanx::error::Error;
 use phalanx::initializers::Initializer;
@@ -11,6 +13,7 @@ use phalanx::layer::{LayerHandle, Lowering};
 use phalanx::layers::*;
 use phalanx::regularizers::Regularizer;
 use phalanx_graph::{Graph, NodeId, Op, Space, Tensor, Type, autodiff::gradients, rng::Stream};
+use phalanx_needs::needs;
 use serde_json::{Map, Value, json};
 
 const TOLERANCE: f64 = 1e-5;
@@ -54,7 +57,7 @@ fn params(lowering: &Lowering, weights: &[&Tensor]) -> Vec<Tensor> {
 }
 
 /// Runs a case and returns the differences.
-fn differences(case: &Case) -> Result<Vec<String>, Error> {
+fn differences(case: &Case, runners: &[Runner]) -> Result<Vec<String>, Error> {
     let config = case.config().clone();
     let trainable = config.get("trainable").and_then(Value::as_bool).unwrap_or(true);
     let layer = from_config(case.class_name(), config)?;
@@ -118,8 +121,8 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
     feeds.push(case.tensor("seed").clone());
     let params = params(&called.lowering, &weights);
     let mut wrong = vec![];
-    for runner in RUNNERS {
-        let received = run_on(runner, &called.lowering.graph, &outputs, &feeds, &params);
+    for runner in runners {
+        let received = run_on(*runner, &called.lowering.graph, &outputs, &feeds, &params);
         for (field, received) in fields.iter().zip(received) {
             let d = difference_to_scale(&received, case.f32(field));
             if d > TOLERANCE || d.is_nan() {
@@ -131,20 +134,34 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
 }
 
 /// Every layer's cases.
-fn fixtures() -> [Fixture; 2] {
-    ["layers", "image_layers"].map(Fixture::load)
+fn fixtures() -> [Fixture; 3] {
+    ["layers", "more_layers", "image_layers"].map(Fixture::load)
 }
 
-#[test]
-fn outputs_gradients_and_statistics_match_keras() {
+/// Checks the cases that `chosen` selects by their number.
+fn check(runners: &[Runner], chosen: impl Fn(usize) -> bool) {
     let mut wrong = vec![];
-    for case in fixtures().iter().flat_map(Fixture::cases) {
-        match differences(&case) {
+    for (i, case) in fixtures().iter().flat_map(Fixture::cases).enumerate() {
+        if !chosen(i) {
+            continue;
+        }
+        match differences(&case, runners) {
             Ok(list) => wrong.extend(list),
             Err(e) => wrong.push(format!("{}: {e}", case.name)),
         }
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn outputs_gradients_and_statistics_match_keras() {
+    check(&RUNNERS, |_| true);
+}
+
+#[needs(gxx)]
+#[test]
+fn outputs_gradients_and_statistics_match_keras_on_an_emulated_gpu() {
+    check(&[Runner::EmulatedGpu], on_emulated_gpu);
 }
 
 /// Keys that Keras 3.15 writes and that are read but not written here: they are newer than the oldest Keras 3,

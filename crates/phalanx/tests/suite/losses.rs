@@ -88,11 +88,13 @@ fn values_reductions_and_gradients_match_keras() {
     let fixture = Fixture::load("losses");
     assert!(fixture.cases().count() > 100);
     fixture.cases().for_each(|case| check(&case));
+    Fixture::load("ctc").cases().for_each(|case| check(&case));
 }
 
 #[test]
 fn configs_round_trip() {
-    for case in Fixture::load("losses").cases() {
+    let ctc = Fixture::load("ctc");
+    for case in Fixture::load("losses").cases().chain(ctc.cases()) {
         let loss = losses::from_config(case.class_name(), case.config()).unwrap();
         assert_eq!(loss.class_name(), case.class_name());
         let mut keras = case.config().clone();

@@ -1,6 +1,7 @@
 //! The tests of the whole crate, in one program: it links once. `cargo test --test suite resume::` runs one module.
 
 mod accumulation;
+mod added_losses;
 mod api;
 mod callbacks;
 mod common;
@@ -21,10 +22,13 @@ mod loss_scale;
 mod losses;
 mod metrics;
 mod mnist;
+mod open_sizes;
 mod optimizers;
 mod plots;
 mod registry;
 mod replicas;
 mod resume;
 mod tensorboard;
+mod text;
+mod training_arguments;
 mod workers;

@@ -44,24 +44,39 @@ fn check(case: &Case<'_>, strategy: MirroredStrategy) {
 
 #[test]
 fn seven_updates_match_keras() {
-    let fixture = Fixture::load("optimizers");
-    assert!(fixture.cases().count() > 40);
-    for (devices, threads) in [(1, 1), (1, 2), (2, 1), (3, 1)] {
-        let strategy = MirroredStrategy::cpus(devices).unwrap().threads(threads);
-        fixture.cases().for_each(|case| check(&case, strategy.clone()));
+    for (group, cases) in [("optimizers", 40), ("whole_weights", 35)] {
+        let fixture = Fixture::load(group);
+        assert!(fixture.cases().count() > cases);
+        for (devices, threads) in [(1, 1), (1, 2), (2, 1), (3, 1)] {
+            let strategy = MirroredStrategy::cpus(devices).unwrap().threads(threads);
+            fixture.cases().for_each(|case| check(&case, strategy.clone()));
+        }
+    }
+    let fixed = MirroredStrategy::cpus(2).unwrap().deterministic(true);
+    Fixture::load("whole_weights").cases().for_each(|case| check(&case, fixed.clone()));
+}
+
+/// Removes the names of schedules, also those of optimizers in a map.
+fn without_schedule_names(config: &mut serde_json::Map<String, serde_json::Value>) {
+    for (key, value) in config.iter_mut() {
+        if let Some(inner) = value.as_object_mut() {
+            if key == "learning_rate" {
+                inner["config"].as_object_mut().unwrap().remove("name");
+            }
+            without_schedule_names(inner);
+        }
     }
 }
 
 #[test]
 fn configs_round_trip() {
-    for case in Fixture::load("optimizers").cases() {
+    let whole = Fixture::load("whole_weights");
+    for case in Fixture::load("optimizers").cases().chain(whole.cases()) {
         let optimizer = optimizers::from_config(case.class_name(), case.config()).unwrap();
         assert_eq!(optimizer.class_name(), case.class_name());
         // The name of a schedule labels TensorFlow's graph and has no meaning here.
         let mut keras = case.config().clone();
-        if let Some(config) = keras["learning_rate"].get_mut("config") {
-            config.as_object_mut().unwrap().remove("name");
-        }
+        without_schedule_names(&mut keras);
         assert_config(case.name, &optimizer.config(), &keras, &[]);
         let again = optimizers::from_config(case.class_name(), &optimizer.config()).unwrap();
         assert_eq!(again.config(), optimizer.config());

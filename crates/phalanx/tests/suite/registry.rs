@@ -20,7 +20,7 @@ fn families() -> [Family; 4] {
     [
         Family {
             classes: layers::class_names(),
-            fixtures: &["layers", "image_layers"],
+            fixtures: &["layers", "more_layers", "image_layers"],
             rewrite: |class, config| {
                 let layer = layers::from_config(class, config.clone()).unwrap();
                 (layer.class_name(), layer.config())
@@ -28,7 +28,7 @@ fn families() -> [Family; 4] {
         },
         Family {
             classes: losses::class_names(),
-            fixtures: &["losses"],
+            fixtures: &["losses", "ctc"],
             rewrite: |class, config| {
                 let loss = losses::from_config(class, config).unwrap();
                 (loss.class_name(), loss.config())
@@ -48,7 +48,7 @@ fn families() -> [Family; 4] {
         },
         Family {
             classes: optimizers::class_names(),
-            fixtures: &["optimizers", "loss_scale"],
+            fixtures: &["optimizers", "loss_scale", "whole_weights"],
             rewrite: |class, config| {
                 let optimizer = optimizers::from_config(class, config).unwrap();
                 (optimizer.class_name(), optimizer.config())
@@ -58,15 +58,18 @@ fn families() -> [Family; 4] {
 }
 
 /// Layers that take several arguments. `keras_models` loads their files, trains them and compares with Keras.
-const IN_MODELS: [(&str, &str); 2] = [
+const IN_MODELS: [(&str, &str); 4] = [
     ("MultiHeadAttention", "multi_head_attention.keras"),
     ("GroupQueryAttention", "grouped_query_attention.keras"),
+    ("TFDConcat", "../text/feature_space.keras"),
+    ("TFDIdentity", "../text/feature_space.keras"),
 ];
 
 #[test]
 fn every_class_has_keras_name_and_its_config_round_trips() {
     let models =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
+    let texts = crate::text::fixture();
     for family in families() {
         let fixtures: Vec<Fixture> = family.fixtures.iter().copied().map(Fixture::load).collect();
         for class in family.classes {
@@ -74,7 +77,12 @@ fn every_class_has_keras_name_and_its_config_round_trips() {
             let cases: Vec<_> = cases.filter(|case| case.class_name() == class).collect();
             let in_models =
                 IN_MODELS.iter().any(|(name, file)| *name == class && models.join(file).exists());
-            assert!(!cases.is_empty() || in_models, "{class} has no case in tests/fixtures");
+            // `text` compares their numbers and configs with Keras.
+            let in_text = texts["layers"].as_array().unwrap().iter().any(|c| c["class"] == class);
+            assert!(
+                !cases.is_empty() || in_models || in_text,
+                "{class} has no case in tests/fixtures"
+            );
             for case in cases {
                 let (name, config) = (family.rewrite)(class, case.config());
                 assert_eq!(name, class, "{}", case.name);

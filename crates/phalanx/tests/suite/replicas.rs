@@ -373,3 +373,59 @@ fn sample_and_class_weights_give_the_weighted_loss() {
         assert_same_weights(&format!("{strategy:?}"), &several, &single, 1e-6);
     }
 }
+
+/// Integers from 0 to 6, of which 0 is padding at the end of a sequence; at least `least` are not.
+fn tokens(rows: usize, steps: usize, least: usize) -> Tensor {
+    let mut rng = Stream::new(rows as u64, 0, 3, 0);
+    let mut values = vec![];
+    for _ in 0..rows {
+        let valid = least + rng.below((steps - least) as u64 + 1) as usize;
+        values.extend((0..steps).map(|t| if t < valid { 1 + rng.below(6) as i32 } else { 0 }));
+    }
+    Tensor::new([rows, steps], values).unwrap()
+}
+
+/// A masked bidirectional LSTM whose output still has the mask, so that the loss is a mean over valid steps.
+fn masked_recurrent() -> Model {
+    let x = Input::new([5]).integers().symbol();
+    let y = Embedding::new(7, 4).mask_zero(true).apply(&x);
+    let y = Bidirectional::new(LSTM::new(3).return_sequences(true)).apply(&y);
+    Model::new(&x, Dense::new(2).activation("tanh").apply(&y)).unwrap()
+}
+
+/// Causal attention over a masked sequence, with layer normalisation and a residual connection.
+fn masked_attention() -> Model {
+    let x = Input::new([5]).integers().symbol();
+    let embedded = Embedding::new(7, 8).mask_zero(true).apply(&x);
+    let attention = MultiHeadAttention::new(2, 4);
+    let y = attention.apply([&embedded, &embedded]);
+    let y = LayerNormalization::new().apply(Add::new().apply([&embedded, &y]));
+    let y = GlobalAveragePooling1D::new().apply(Dense::new(6).activation("gelu").apply(&y));
+    Model::new(&x, Dense::new(2).apply(&y)).unwrap()
+}
+
+#[test]
+fn sequence_models_have_the_gradients_of_one_device_for_every_remainder() {
+    // The mean over no valid step is NaN, as in Keras.
+    let cases: [(fn() -> Model, &[usize], usize); 2] =
+        [(masked_recurrent, &[5, 2], 0), (masked_attention, &[2], 1)];
+    for (model, target, least) in cases {
+        let single = compiled(model(), "mse", &one_device());
+        for replicas in 1..=3 {
+            let strategy = MirroredStrategy::cpus(replicas).unwrap();
+            let several = compiled(model(), "mse", &strategy);
+            for rows in 1..=9 {
+                let x = tokens(rows, 5, least);
+                let y = noise(7, &[&[rows], target].concat());
+                let expected = single.gradients(&x, &y).unwrap();
+                let received = several.gradients(&x, &y).unwrap();
+                for ((name, r), (_, e)) in received.iter().zip(&expected) {
+                    let what = format!("{rows} rows on {replicas} replicas: gradient of {name}");
+                    assert_close(&what, r, e, 2e-5);
+                }
+                let largest = expected.iter().map(|(_, e)| largest(e.f32().unwrap()));
+                assert!(largest.fold(0.0, f64::max) > 1e-6, "{rows} rows: all gradients are zero");
+            }
+        }
+    }
+}

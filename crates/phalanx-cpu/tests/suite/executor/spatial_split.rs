@@ -23,6 +23,7 @@ fn few_rows_are_split_spatially() {
         pool_cases(),
         softmax_cases(),
         norm_cases(),
+        recurrent_cases(),
         shared_cases(),
     ];
     let mut split = 0;

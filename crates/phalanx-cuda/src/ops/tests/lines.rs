@@ -1,7 +1,7 @@
-//! Ops along an axis: strides, cumulative sums, sorting, lookups, layer normalisation.
+//! Ops along an axis: strides, cumulative sums, sorting, lookups, layer normalisation, recurrent cells.
 
 use crate::ops::case::{Case, numbers};
-use phalanx_graph::ops::{LayerNormAttrs, TakeAxis};
+use phalanx_graph::ops::{LayerNormAttrs, RecurrentAttrs, RecurrentCell, TakeAxis};
 use phalanx_graph::{Op, Type};
 
 #[phalanx_testing::needs(gxx)]
@@ -67,5 +67,50 @@ fn vectors_are_normalised_by_a_warp_or_a_block() {
             Case::new(Op::LayerNormGrad(attrs), 3).rows(dims).rows(dims).check(2e-5);
         }
         Case::new(Op::LayerNorm(attrs), 3).rows(&[64]).narrow().check(1e-2);
+    }
+}
+
+/// Kernels in registers whose columns fill no warp, fill one, or need several; one launch per step beyond.
+#[phalanx_testing::needs(gxx)]
+#[test]
+fn recurrent_cells_of_any_width() {
+    for (cell, units) in [RecurrentCell::Lstm, RecurrentCell::Gru]
+        .into_iter()
+        .flat_map(|cell| [1, 5, 8, 33, 96, 97].map(|units| (cell, units)))
+    {
+        let attrs = RecurrentAttrs {
+            cell,
+            reverse: units % 2 == 0,
+            keep: true,
+            bias: cell == RecurrentCell::Gru,
+            initial: units != 5,
+            masked: units != 8,
+        };
+        let (rows, steps, columns) = (9, 3, cell.gates() * units);
+        let scale = 1.0 / (units as f64).sqrt();
+        let kernel = numbers(units * columns, 8).into_iter();
+        let kernel: Vec<f64> = kernel.map(|v| f64::from((v * scale) as f32)).collect();
+        let mask: Vec<f64> = (0..rows * steps).map(|i| f64::from(i % 4 != 1)).collect();
+        let optional = |mut case: Case| {
+            if attrs.initial {
+                case = (0..cell.states()).fold(case, |case, _| case.rows(&[units]));
+            }
+            match attrs.masked {
+                true => case.floats(Type::rows([steps]), mask.clone()),
+                false => case,
+            }
+        };
+        let case = Case::new(Op::Recurrent(attrs), rows).rows(&[steps, columns]);
+        let mut case = case.floats(Type::mirrored([units, columns]), kernel.clone());
+        if attrs.bias {
+            case = case.floats(Type::mirrored([columns]), numbers(columns, 9));
+        }
+        optional(case).check(1e-5);
+        let more = cell == RecurrentCell::Lstm && units % 2 == 1;
+        let case = Case::new(Op::RecurrentGrad(attrs, more), rows);
+        let case = case.rows(&[steps, attrs.width() * units]);
+        let case = optional(case.floats(Type::mirrored([units, columns]), kernel));
+        let case = case.rows(&[steps, units]);
+        if more { case.rows(&[steps, units]).check(1e-5) } else { case.check(1e-5) }
     }
 }

@@ -6,8 +6,8 @@
 
 use super::proto::Message;
 use crate::layer::LayerHandle;
-use crate::model::{Callee, Definition};
-use phalanx_graph::{DType, Type};
+use crate::model::{Callee, Definition, ValueType};
+use phalanx_graph::DType;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ impl Graph {
         name: String,
         layer: Option<&LayerHandle>,
         inputs: &[String],
-        ty: &Type,
+        ty: &ValueType,
     ) -> String {
         let name = self.free(name);
         let class = layer.map_or("InputLayer", |layer| layer.layer().class_name());
@@ -79,7 +79,7 @@ impl Graph {
         });
         let node = Message::new().text(1, &name).text(2, class);
         let node = inputs.iter().fold(node, |node, input| node.text(3, input));
-        let dtype = match ty.dtype {
+        let dtype = match ty.dtype() {
             DType::F32 => 1,
             DType::F64 => 2,
             DType::I32 => 3,
@@ -110,9 +110,11 @@ fn attribute(node: Message, key: &str, value: &Message) -> Message {
     node.message(5, &Message::new().text(1, key).message(2, value))
 }
 
-/// `TensorShapeProto` with an unknown number of rows.
-fn shape(ty: &Type) -> Message {
+/// `TensorShapeProto` with an unknown number of rows; open sizes are unknown too.
+fn shape(ty: &ValueType) -> Message {
     let rows = ty.is_rows().then_some(-1);
-    let dims = rows.into_iter().chain(ty.dims.iter().map(|d| *d as i64));
+    let shape = ty.shape();
+    let sizes = shape.sizes().iter().map(|size| size.map_or(-1, |n| n as i64));
+    let dims = rows.into_iter().chain(sizes);
     dims.fold(Message::new(), |shape, size| shape.message(2, &Message::new().int(1, size)))
 }

@@ -41,7 +41,7 @@ impl<A: Into<Samples>, B: Into<Samples>, C: Into<Samples>> From<(A, B, C)> for C
 
 impl Columns {
     /// The columns as samples.
-    pub(in crate::data) fn into_samples(self) -> Vec<Samples> {
+    pub(crate) fn into_samples(self) -> Vec<Samples> {
         self.0
     }
 

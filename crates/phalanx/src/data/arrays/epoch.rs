@@ -58,6 +58,9 @@ impl Epoch for ArraysEpoch<'_> {
         for (slot, column) in batch.inputs.iter_mut().zip(&arrays.inputs) {
             rows.gather(column, slot);
         }
+        let strings = |samples: &Samples| samples.text().map(|text| text.shared_strings().clone());
+        batch.strings.clear();
+        batch.strings.extend(arrays.inputs.iter().map(strings));
         let columns = arrays.targets.iter().map(|c| (c.dtype(), c.dims()));
         reserve_slots(&mut batch.targets, columns, room);
         for (slot, column) in batch.targets.iter_mut().zip(&arrays.targets) {
@@ -88,6 +91,7 @@ impl Rows<'_> {
     fn gather(&self, column: &Samples, slot: &mut Tensor) {
         match (column, self) {
             (Samples::Tensor(tensor), _) => self.gather_tensor(tensor, slot),
+            (Samples::Text(text), _) => self.gather_tensor(text.numbers(), slot),
             (Samples::Pixels(pixels), Rows::InOrder(rows)) => {
                 let width = column.row_len();
                 let Some(to) = slot.f32_mut() else { return };

@@ -1,9 +1,48 @@
-//! Elements from a user's iterator, and assertions about their number.
+//! Elements from a user's vector or iterator, and assertions about their number.
 
 use super::epoch_context::{EpochContext, Item};
 use super::{Cardinality, Element, Elements, Step};
 use crate::error::{Error, Result};
+use phalanx_graph::Tensor;
 use std::sync::Arc;
+
+/// Elements in memory.
+pub(super) struct InMemoryElements {
+    pub elements: Arc<Vec<Vec<Arc<Tensor>>>>,
+}
+
+impl Step for InMemoryElements {
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Known(self.elements.len())
+    }
+
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
+        Ok(Box::new(InMemoryPass { elements: self.elements.clone(), context, at: 0 }))
+    }
+}
+
+struct InMemoryPass {
+    elements: Arc<Vec<Vec<Arc<Tensor>>>>,
+    context: EpochContext,
+    at: usize,
+}
+
+impl Elements for InMemoryPass {
+    fn next(&mut self) -> Result<Option<Item>> {
+        let Some(element) = self.elements.get(self.at) else { return Ok(None) };
+        let at = self.at;
+        self.at += 1;
+        Ok(Some(match self.context.wants(at) {
+            true => Item::Full(element.iter().map(|tensor| Tensor::clone(tensor)).collect()),
+            false => Item::Skipped,
+        }))
+    }
+
+    fn skip(&mut self, elements: usize) -> Result<()> {
+        self.at = self.at.saturating_add(elements);
+        Ok(())
+    }
+}
 
 const OWNER: &str = "from_generator";
 

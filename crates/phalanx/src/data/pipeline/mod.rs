@@ -1,11 +1,17 @@
 //! Input pipelines with the vocabulary of `tf.data`.
 
+mod buckets;
 mod cache;
 mod epoch_context;
 mod generator;
+mod padding;
 mod parallel;
 mod steps;
+mod strings;
 mod worker_cache_file;
+
+pub use buckets::Buckets;
+pub use padding::PaddedBatch;
 
 use super::{Columns, Dataset, Digest, Epoch, HostBatch, LocalShard, Samples};
 use crate::error::{Error, Result};
@@ -14,6 +20,7 @@ use epoch_context::{EpochContext, Item, PartialBatch};
 use phalanx_graph::Tensor;
 use std::path::PathBuf;
 use std::sync::Arc;
+use strings::PipelineText;
 
 /// An element of a pipeline: the tensors of a sample or of a batch, in the order input, target, sample
 /// weight.
@@ -59,7 +66,8 @@ trait Elements: Send {
 /// With several workers, each produces only the samples of its own rows, out of the same batches that
 /// one process would produce. A `map` before the last `batch` runs on one worker per sample, and caches
 /// hold what their worker has produced. Some steps must see every element and run in full on every
-/// worker: `filter` and the steps before it; `from_generator`; the steps between either of them and
+/// worker: `filter`, `bucket_by_sequence_length` and the steps before them; a `padded_batch` to sizes that
+/// depend on the samples, and the steps before it; `from_generator`; the steps between either of them and
 /// `batch`, because the number of samples is unknown; a `map`, `zip` or `enumerate` of full batches and
 /// the steps before it; and an infinite `repeat` before a `shuffle`.
 ///
@@ -89,6 +97,7 @@ pub struct Pipeline {
     /// Whether the order depends on the seed.
     shuffled: bool,
     provenance: Provenance,
+    text: PipelineText,
 }
 
 /// The source tensors and the steps applied, for the digest. Functions cannot be distinguished.
@@ -118,9 +127,41 @@ impl Pipeline {
         if let Some(bad) = columns.iter().find(|c| c.dims().is_empty() || c.rows() != rows) {
             return wrong(&format!("{rows} rows in each"), format!("{:?}", bad.dims()));
         }
+        if columns.iter().skip(1).any(|column| column.text().is_some()) {
+            return wrong("strings only as the first", "others".into());
+        }
+        let text = match columns[0].text() {
+            Some(text) => PipelineText::Strings(text.shared_strings().clone()),
+            None => PipelineText::Numbers,
+        };
         let provenance = Provenance { sources: columns.clone(), steps: String::new() };
         let step = Arc::new(steps::Slices { columns, rows });
-        Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false, provenance })
+        let (batch, rows, shuffled) = (None, Some(rows), false);
+        Ok(Pipeline { step, batch, rows, shuffled, provenance, text })
+    }
+
+    /// Elements that are in memory, whose tensors may have different sizes: sequences of different lengths, for example.
+    /// An element is `[x]`, `[x, y]` or `[x, y, sample_weight]`, each without the batch dimension. See
+    /// [`padded_batch`](Self::padded_batch).
+    ///
+    /// # Errors
+    /// If the elements differ in the number of their tensors.
+    pub fn from_elements(elements: Vec<Element>) -> Result<Pipeline> {
+        let tensors = elements.first().map_or(0, Vec::len);
+        if let Some(at) = elements.iter().position(|e| e.len() != tensors || e.is_empty()) {
+            let expected = format!("{} tensors", tensors.max(1));
+            let (argument, received) = (format!("element {at}"), elements[at].len());
+            return Err(Error::argument("from_elements", argument, expected, received));
+        }
+        let share = |element: Element| element.into_iter().map(Arc::new).collect();
+        let elements: Vec<Vec<Arc<Tensor>>> = elements.into_iter().map(share).collect();
+        let sources = elements.iter().flatten().cloned().map(Samples::Tensor).collect();
+        let rows = Some(elements.len());
+        let provenance =
+            Provenance { sources, ..Provenance::default() }.then(format_args!("from_elements"));
+        let step = Arc::new(generator::InMemoryElements { elements: Arc::new(elements) });
+        let text = PipelineText::Numbers;
+        Ok(Pipeline { step, batch: None, rows, shuffled: false, provenance, text })
     }
 
     /// Elements from an iterator, for data of any size. `open` is called for every pass, and nothing is
@@ -160,7 +201,8 @@ impl Pipeline {
         let open = move || open().map(|iter| Box::new(iter) as generator::Iter);
         let step = Arc::new(generator::Generator { open: Arc::new(open) });
         let provenance = Provenance::default().then(format_args!("from_generator"));
-        Pipeline { step, batch: None, rows: None, shuffled: false, provenance }
+        let (batch, rows, shuffled) = (None, None, false);
+        Pipeline { step, batch, rows, shuffled, provenance, text: PipelineText::Numbers }
     }
 
     /// Declares the number of elements if it is otherwise unknown. An epoch then has a known number of
@@ -189,6 +231,7 @@ impl Pipeline {
         f: impl Fn(Element) -> Result<Element> + Send + Sync + 'static,
     ) -> Pipeline {
         let threads = num_parallel_calls.clamp(1, 256);
+        self.text = self.text.after("map");
         self.step = Arc::new(parallel::Map { inner: self.step, f: Arc::new(f), threads });
         self.provenance = self.provenance.then(format_args!("map"));
         self
@@ -218,9 +261,9 @@ impl Pipeline {
         if batch_size == 0 {
             return Err(Error::argument("batch", "batch_size", "at least 1", batch_size));
         }
-        let full = |n: usize| if drop_remainder { n - n % batch_size } else { n };
-        let rows = self.rows.filter(|_| self.batch.is_none()).map(full);
-        let step = Arc::new(steps::Batch { inner: self.step, size: batch_size, drop_remainder });
+        let rows = self.rows_in_batches(batch_size, drop_remainder);
+        let (inner, size, padding) = (self.step, batch_size, None);
+        let step = Arc::new(steps::Batch { inner, size, drop_remainder, padding });
         let provenance =
             self.provenance.then(format_args!("batch({batch_size}, {drop_remainder})"));
         Ok(Pipeline { step, batch: Some(batch_size), rows, provenance, ..self })
@@ -241,6 +284,7 @@ impl Pipeline {
     /// number of elements, or with another seed if the order depends on it.
     pub fn cache_file(mut self, path: impl Into<PathBuf>) -> Pipeline {
         self.step = Arc::new(cache::FileCache::new(self.step, path.into(), self.shuffled));
+        self.text = self.text.after("cache_file");
         // An existing file is used regardless of the steps before it.
         self.provenance = Provenance::default().then(format_args!("cache_file"));
         self
@@ -286,11 +330,16 @@ impl Pipeline {
         let mut provenance = self.provenance.then(format_args!("zip({})", other.provenance.steps));
         provenance.sources.extend(other.provenance.sources);
         let step = Arc::new(steps::Zip { inner: [self.step, other.step] });
-        Pipeline { step, batch: self.batch, rows, shuffled, provenance }
+        let text = match other.text.after("zip") {
+            PipelineText::Numbers => self.text,
+            misused => misused,
+        };
+        Pipeline { step, batch: self.batch, rows, shuffled, provenance, text }
     }
 
     /// Prepends the index of each element as an integer scalar.
     pub fn enumerate(mut self) -> Pipeline {
+        self.text = self.text.after("enumerate");
         self.step = Arc::new(steps::Enumerate { inner: self.step });
         self.provenance = self.provenance.then(format_args!("enumerate"));
         self
@@ -302,6 +351,7 @@ impl Pipeline {
         seed: u64,
         epoch: u64,
     ) -> Result<impl Iterator<Item = Result<Element>> + use<>> {
+        self.text.check()?;
         let mut elements = self.step.open(EpochContext::new(seed, epoch, None))?;
         let mut failed = false;
         Ok(std::iter::from_fn(move || {
@@ -365,15 +415,22 @@ impl Dataset for Pipeline {
             let (expected, received) = ("batch(n) before training", "single samples");
             return Err(Error::argument("Pipeline", "batch", expected, received));
         }
+        self.text.check()?;
         let mut elements = self.step.open(EpochContext::new(seed, epoch, shard))?;
         elements.skip(start)?;
-        Ok(Box::new(PipelineEpoch { elements, at: start }))
+        let strings = match &self.text {
+            PipelineText::Strings(strings) => Some(strings.clone()),
+            PipelineText::Numbers | PipelineText::Misused(_) => None,
+        };
+        Ok(Box::new(PipelineEpoch { elements, at: start, strings }))
     }
 }
 
 struct PipelineEpoch {
     elements: Box<dyn Elements>,
     at: usize,
+    /// The strings of the first tensor, if it holds the numbers of strings.
+    strings: Option<Arc<Vec<String>>>,
 }
 
 impl Epoch for PipelineEpoch {
@@ -400,6 +457,7 @@ impl Epoch for PipelineEpoch {
         let local_len = batch.local_len();
         let mut tensors = element.into_iter();
         batch.inputs = tensors.by_ref().take(1).collect();
+        batch.strings = vec![self.strings.clone()];
         batch.targets = tensors.by_ref().take(1).collect();
         batch.sample_weight = match tensors.next() {
             None => vec![1.0; local_len],
@@ -420,5 +478,7 @@ impl Epoch for PipelineEpoch {
     }
 }
 
+#[cfg(test)]
+mod ragged_tests;
 #[cfg(test)]
 mod tests;

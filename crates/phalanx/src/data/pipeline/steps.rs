@@ -1,6 +1,7 @@
 //! Pipeline steps that run on the calling thread.
 
 use super::epoch_context::{EpochContext, Item, PartialBatch, rows_of};
+use super::padding::Padding;
 use super::{Cardinality, Element, Elements, Step};
 use crate::data::{LocalShard, Samples};
 use crate::error::{Error, Result};
@@ -83,11 +84,15 @@ impl Elements for SlicesElements {
 /// One row as a tensor.
 fn row(column: &Samples, at: usize) -> Tensor {
     let width = column.row_len();
-    let data: Data = match column {
-        Samples::Tensor(tensor) => match tensor.data() {
+    let copy = |tensor: &Tensor| -> Data {
+        match tensor.data() {
             Data::F32(v) => v[at * width..(at + 1) * width].to_vec().into(),
             Data::I32(v) => v[at * width..(at + 1) * width].to_vec().into(),
-        },
+        }
+    };
+    let data: Data = match column {
+        Samples::Tensor(tensor) => copy(tensor),
+        Samples::Text(text) => copy(text.numbers()),
         Samples::Pixels(_) => {
             let mut values = vec![0f32; width];
             column.read_row(at, &mut values);
@@ -195,6 +200,8 @@ pub(super) struct Batch {
     pub inner: Inner,
     pub size: usize,
     pub drop_remainder: bool,
+    /// Without it, all samples must have one shape.
+    pub padding: Option<Arc<Padding>>,
 }
 
 impl Step for Batch {
@@ -208,21 +215,23 @@ impl Step for Batch {
     fn open(&self, context: EpochContext) -> Open {
         let shard = context.shard.clone().filter(|_| context.cut);
         let inner = self.inner.open(self.upstream(context, shard.clone()))?;
-        let (size, drop_remainder) = (self.size, self.drop_remainder);
-        Ok(Box::new(BatchElements { inner, size, drop_remainder, shard, at: 0 }))
+        let (size, drop_remainder, padding) =
+            (self.size, self.drop_remainder, self.padding.clone());
+        Ok(Box::new(BatchElements { inner, size, drop_remainder, padding, shard, at: 0 }))
     }
 }
 
 impl Batch {
     /// The context of the previous step: the needed rows of every batch, if the size of the last batch
-    /// is known.
+    /// is known and no padding depends on the other rows.
     fn upstream(&self, context: EpochContext, shard: Option<Arc<LocalShard>>) -> EpochContext {
         let end = match self.inner.cardinality() {
             Cardinality::Known(n) => Some(n),
             Cardinality::Infinite => Some(usize::MAX),
             Cardinality::Unknown => None,
         };
-        let everything = shard.is_none() && context.wanted.is_none();
+        let padded = self.padding.as_ref().is_some_and(|padding| !padding.is_fixed());
+        let everything = padded || (shard.is_none() && context.wanted.is_none());
         let Some(end) = end.filter(|_| !everything) else { return context.all() };
         let (size, batches, drop_remainder) =
             (self.size, context.wanted.clone(), self.drop_remainder);
@@ -240,6 +249,7 @@ struct BatchElements {
     inner: Box<dyn Elements>,
     size: usize,
     drop_remainder: bool,
+    padding: Option<Arc<Padding>>,
     /// The rows of every batch to produce; `None` means all.
     shard: Option<Arc<LocalShard>>,
     at: usize,
@@ -263,10 +273,15 @@ impl Elements for BatchElements {
             Some(shard) => rows_of(shard, rows),
             None => (0..rows, 0..rows),
         };
-        let start = made.start;
-        let samples: Option<Vec<Element>> = items.drain(made).map(Item::full).collect();
-        let Some(samples) = samples else { return Ok(Some(Item::Skipped)) };
-        let element = stack(&samples, first + start)?;
+        let element = match &self.padding {
+            Some(padding) => padding.stack(&items, made, None, |row| first + row)?,
+            None => {
+                let start = made.start;
+                let samples: Option<Vec<Element>> = items.drain(made).map(Item::full).collect();
+                samples.map(|samples| stack(&samples, first + start)).transpose()?
+            }
+        };
+        let Some(element) = element else { return Ok(Some(Item::Skipped)) };
         Ok(Some(match self.shard {
             Some(_) => Item::Partial(PartialBatch { element, rows, local }),
             None => Item::Full(element),

@@ -29,7 +29,7 @@ fn labels(pipeline: &Pipeline) -> Vec<i32> {
     run(pipeline, 0).unwrap()
 }
 
-fn message<T>(result: Result<T>) -> String {
+pub(super) fn message<T>(result: Result<T>) -> String {
     result.err().expect("an error").to_string()
 }
 
@@ -213,7 +213,7 @@ fn a_cache_runs_what_is_before_it_once() {
 }
 
 /// The shard of one of `workers` workers with one replica each.
-fn shard(worker: usize, workers: usize) -> LocalShard {
+pub(super) fn shard(worker: usize, workers: usize) -> LocalShard {
     LocalShard { mesh: phalanx_graph::Mesh::new(workers, 1), devices: worker..worker + 1 }
 }
 

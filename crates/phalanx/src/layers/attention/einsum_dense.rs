@@ -10,7 +10,7 @@ use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, Outputs, WeightSpec};
-use crate::layers::support::{AlwaysNull, WeightOptions, single};
+use crate::layers::support::{WeightOptions, activity_penalty, single};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
@@ -36,7 +36,7 @@ pub struct EinsumDense {
     bias_initializer: ByName<Initializer>,
     kernel_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     kernel_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
 }
@@ -65,7 +65,7 @@ impl EinsumDense {
             bias_initializer: Initializer::Zeros {}.into(),
             kernel_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             kernel_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
         }
@@ -82,6 +82,8 @@ impl EinsumDense {
         kernel_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Regularizer of the bias.
         bias_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 
     /// The axes of the output that the bias has.
@@ -160,6 +162,7 @@ fn matrix(kernel: &[char], dims: &[usize], input: &[char]) -> Option<Vec<usize>>
 
 impl Layer for EinsumDense {
     keras_class!("EinsumDense");
+    activity_penalty!();
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let activation = self.activation.get()?;

@@ -11,7 +11,7 @@ use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{InputsForm, Layer, LayerContext, Outputs};
-use crate::layers::support::{AlwaysNull, check_at_least_one, shape_text};
+use crate::layers::support::{activity_penalty, check_at_least_one, shape_text};
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
@@ -40,7 +40,7 @@ pub struct GroupQueryAttention {
     bias_initializer: ByName<Initializer>,
     kernel_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     kernel_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
     seed: Option<i64>,
@@ -69,7 +69,7 @@ impl GroupQueryAttention {
             bias_initializer: Initializer::Zeros {}.into(),
             kernel_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             kernel_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
             seed: None,
@@ -85,11 +85,14 @@ impl GroupQueryAttention {
         sliding_window: impl Into<Option<usize>>,
         /// The fraction of the attention weights to drop in training.
         dropout: f64,
+        /// Regularizer of the layer's output.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 }
 
 impl Layer for GroupQueryAttention {
     keras_class!("GroupQueryAttention");
+    activity_penalty!();
 
     fn inputs_form(&self) -> InputsForm {
         InputsForm::Separate
@@ -120,6 +123,7 @@ impl Layer for GroupQueryAttention {
             bias_regularizer: &self.bias_regularizer,
             kernel_constraint: &self.kernel_constraint,
             bias_constraint: &self.bias_constraint,
+            activity_regularizer: &self.activity_regularizer,
         };
         let queries = [self.num_query_heads, size];
         let query = projections.apply(cx, "_query_dense", call.query.node, 1, &queries)?;

@@ -12,7 +12,7 @@ use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
 use crate::layer::{InputsForm, Layer, LayerContext, Outputs};
-use crate::layers::support::{AlwaysNull, check_at_least_one};
+use crate::layers::support::check_at_least_one;
 use crate::registry::keras_class;
 use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
@@ -48,7 +48,7 @@ pub struct MultiHeadAttention {
     bias_initializer: ByName<Initializer>,
     kernel_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: AlwaysNull,
+    activity_regularizer: OptionalByName<Regularizer>,
     kernel_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
     seed: Option<i64>,
@@ -91,7 +91,7 @@ impl MultiHeadAttention {
             bias_initializer: Initializer::Zeros {}.into(),
             kernel_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: AlwaysNull,
+            activity_regularizer: OptionalByName::default(),
             kernel_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
             seed: None,
@@ -113,6 +113,8 @@ impl MultiHeadAttention {
         kernel_initializer: impl Into<ByName<Initializer>>,
         /// Initializer of the biases; defaults to zeros.
         bias_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of the outputs of all projections.
+        activity_regularizer: impl Into<OptionalByName<Regularizer>>,
     }
 
     fn projections(&self) -> ProjectionOptions<'_> {
@@ -124,6 +126,7 @@ impl MultiHeadAttention {
             bias_regularizer: &self.bias_regularizer,
             kernel_constraint: &self.kernel_constraint,
             bias_constraint: &self.bias_constraint,
+            activity_regularizer: &self.activity_regularizer,
         }
     }
 

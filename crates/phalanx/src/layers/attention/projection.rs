@@ -19,6 +19,7 @@ pub(super) struct ProjectionOptions<'a> {
     pub bias_regularizer: &'a OptionalByName<Regularizer>,
     pub kernel_constraint: &'a OptionalByName<Constraint>,
     pub bias_constraint: &'a OptionalByName<Constraint>,
+    pub activity_regularizer: &'a OptionalByName<Regularizer>,
 }
 
 impl ProjectionOptions<'_> {
@@ -65,6 +66,10 @@ impl ProjectionOptions<'_> {
         }
         let epilogue = Epilogue { bias: bias.is_some(), relu: false };
         let y = g.push(Op::Dot(epilogue), &operands)?;
-        Ok(g.reshape(y, &[lead, output].concat())?)
+        let y = g.reshape(y, &[lead, output].concat())?;
+        if let Some(regularizer) = self.activity_regularizer.get()? {
+            cx.regularize_activity(&regularizer, y)?;
+        }
+        Ok(y)
     }
 }

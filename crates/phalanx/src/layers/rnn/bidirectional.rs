@@ -70,9 +70,16 @@ impl Direction {
     }
 
     fn run(&self, cx: &mut LayerContext<'_>, attribute: &str, sequence: &Sequence) -> Result<Run> {
-        cx.in_sublayer(attribute, self.trainable, |cx| {
+        let run = cx.in_sublayer(attribute, self.trainable, |cx| {
             options::run(cx, self.layer.options(), self.layer.cell(), sequence)
-        })
+        })?;
+        if let Some(regularizer) = self.layer.activity_penalty()? {
+            let states = run.states.iter().filter(|_| self.layer.options().return_state);
+            for output in std::iter::once(&run.output).chain(states) {
+                cx.regularize_activity(&regularizer, *output)?;
+            }
+        }
+        Ok(run)
     }
 }
 
@@ -113,7 +120,7 @@ impl Bidirectional {
         }
         let backward = forward.split_off(forward.len() / 2);
         let mask = cx.mask(0);
-        Ok([forward, backward].map(|initial| Sequence { x, initial, mask }))
+        Ok([forward, backward].map(|initial| Sequence::new(x, initial, mask)))
     }
 }
 

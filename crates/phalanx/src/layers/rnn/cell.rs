@@ -1,10 +1,11 @@
 //! Recurrent cells: what one step of a sequence computes.
 
+use crate::activations::ActivationFn;
 use crate::error::Result;
 use crate::layer::{LayerContext, WeightSpec};
 use crate::layers::support::WeightOptions;
 use crate::registry::Config;
-use phalanx_graph::ops::Epilogue;
+use phalanx_graph::ops::{Epilogue, RecurrentCell};
 use phalanx_graph::{NodeId, Op};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -37,9 +38,22 @@ pub(crate) trait DeclaredCell {
     /// steps are the first axis.
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId>;
 
+    /// The op that runs all steps, if there is one for this cell and its options.
+    fn fused(&self, _cx: &mut LayerContext<'_>) -> Result<Option<FusedCell>> {
+        Ok(None)
+    }
+
     /// Computes one step from the projected input and the states. A state that is absent is zero.
     fn step(&self, cx: &mut LayerContext<'_>, x: NodeId, states: &[Option<NodeId>])
     -> Result<Step>;
+}
+
+/// A cell that one op runs over a sequence.
+pub(crate) struct FusedCell {
+    pub cell: RecurrentCell,
+    pub recurrent_kernel: NodeId,
+    /// The bias of the states.
+    pub bias: Option<NodeId>,
 }
 
 /// The result of a step.
@@ -110,6 +124,18 @@ impl VectorCell<'_> {
     /// The number of units.
     pub fn units(&self) -> usize {
         self.options.units
+    }
+
+    /// This cell as one op, if it has the activations of its default and no dropout between steps.
+    pub fn fused(
+        &self,
+        cx: &LayerContext<'_>,
+        cell: RecurrentCell,
+        (activation, recurrent): (&ActivationFn, &ActivationFn),
+    ) -> Option<FusedCell> {
+        let is_default = *activation == ActivationFn::Tanh && *recurrent == ActivationFn::Sigmoid;
+        let fused = FusedCell { cell, recurrent_kernel: self.recurrent_kernel, bias: None };
+        (is_default && !Self::drops(cx, self.options.recurrent_dropout)).then_some(fused)
     }
 
     /// Whether dropout of a rate applies. As in Keras, a rate of 1 drops nothing.
@@ -212,6 +238,27 @@ fn drop(cx: &mut LayerContext<'_>, x: NodeId, rate: f64, stream: u32) -> Result<
     if let [steps, _] = &mut noise[..] {
         *steps = 1;
     }
+    drop_with_noise(cx, x, rate, stream, noise)
+}
+
+/// Dropout of one step, whose mask is the same for every call with the same stream.
+pub(super) fn drop_steps(
+    cx: &mut LayerContext<'_>,
+    x: NodeId,
+    rate: f64,
+    stream: u32,
+) -> Result<NodeId> {
+    let noise = cx.dims(x);
+    drop_with_noise(cx, x, rate, stream, noise)
+}
+
+fn drop_with_noise(
+    cx: &mut LayerContext<'_>,
+    x: NodeId,
+    rate: f64,
+    stream: u32,
+    noise: Vec<usize>,
+) -> Result<NodeId> {
     let op = Op::Dropout { rate: rate.into(), key: stream, noise };
     Ok(cx.graph().push(op, &[x])?)
 }

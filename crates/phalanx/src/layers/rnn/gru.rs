@@ -4,11 +4,12 @@
 //! Weights: `kernel` `[features, 3 units]`, `recurrent_kernel` `[units, 3 units]` and `bias` `[2, 3 units]`, or
 //! `[3 units]` without `reset_after`, in the order update, reset, candidate. State: `h`.
 
-use super::cell::{Cell, DeclaredCell, Step, VectorCell, dot};
+use super::cell::{Cell, DeclaredCell, FusedCell, Step, VectorCell, dot};
 use super::recurrent;
 use crate::activations::ActivationFn;
 use crate::error::Result;
 use crate::layer::LayerContext;
+use phalanx_graph::ops::RecurrentCell;
 use phalanx_graph::{NodeId, Op};
 
 recurrent! {
@@ -105,6 +106,16 @@ impl DeclaredCell for Declared<'_> {
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {
         let bias = self.bias(cx, 0)?;
         self.cell.project(cx, x, bias)
+    }
+
+    fn fused(&self, cx: &mut LayerContext<'_>) -> Result<Option<FusedCell>> {
+        let functions = (self.activation, self.recurrent_activation);
+        match self.cell.fused(cx, RecurrentCell::Gru, functions) {
+            Some(fused) if self.reset_after => {
+                Ok(Some(FusedCell { bias: self.bias(cx, 1)?, ..fused }))
+            }
+            _ => Ok(None),
+        }
     }
 
     fn step(

@@ -4,12 +4,13 @@
 //! Weights: `kernel` `[features, 4 units]`, `recurrent_kernel` `[units, 4 units]`, `bias` `[4 units]`, in the order
 //! input, forget, cell, output. States: `h` and `c`.
 
-use super::cell::{Cell, DeclaredCell, Step, VectorCell};
+use super::cell::{Cell, DeclaredCell, FusedCell, Step, VectorCell};
 use super::recurrent;
 use crate::activations::ActivationFn;
 use crate::error::Result;
 use crate::layer::LayerContext;
 use phalanx_graph::NodeId;
+use phalanx_graph::ops::RecurrentCell;
 
 recurrent! {
     /// A long short-term memory layer.
@@ -56,6 +57,11 @@ impl DeclaredCell for Declared<'_> {
 
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {
         self.cell.project(cx, x, self.cell.bias)
+    }
+
+    fn fused(&self, cx: &mut LayerContext<'_>) -> Result<Option<FusedCell>> {
+        let functions = (self.activation, self.recurrent_activation);
+        Ok(self.cell.fused(cx, RecurrentCell::Lstm, functions))
     }
 
     fn step(

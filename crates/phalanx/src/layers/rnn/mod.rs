@@ -1,10 +1,12 @@
 //! Recurrent layers, their cells, and wrappers that apply a layer to the steps of a sequence.
 //!
-//! A [`Cell`] computes one step. The loop over the steps is part of the graph: a sequence of `n` steps gives `n` copies
-//! of the cell's nodes, which share its weights.
+//! A [`Cell`] computes one step. An LSTM or GRU with its default activations and without dropout of its states is one
+//! op over the whole sequence (`DeclaredCell::fused`). Any other cell is part of the graph once for every step, with
+//! shared weights.
 
 pub(super) mod bidirectional;
 mod cell;
+pub(super) mod conv_lstm;
 pub(super) mod gru;
 pub(super) mod lstm;
 mod options;
@@ -18,7 +20,7 @@ pub use lstm::LSTMCell;
 pub use rnn::StackedRNNCells;
 pub use simple_rnn::SimpleRNNCell;
 
-pub(crate) use cell::Cell;
+pub(crate) use cell::{Cell, dot};
 
 use crate::error::Result;
 use crate::layer::Layer;
@@ -49,6 +51,9 @@ pub(super) fn read_recurrent(
         "LSTM" => Box::new(super::read_config::<lstm::LSTM>(class, config)?),
         "GRU" => Box::new(super::read_config::<gru::GRU>(class, config)?),
         "SimpleRNN" => Box::new(super::read_config::<simple_rnn::SimpleRNN>(class, config)?),
+        "ConvLSTM1D" => Box::new(super::read_config::<conv_lstm::ConvLSTM1D>(class, config)?),
+        "ConvLSTM2D" => Box::new(super::read_config::<conv_lstm::ConvLSTM2D>(class, config)?),
+        "ConvLSTM3D" => Box::new(super::read_config::<conv_lstm::ConvLSTM3D>(class, config)?),
         "RNN" => Box::new(super::read_config::<rnn::RNN>(class, config)?),
         _ => return Ok(None),
     }))
@@ -210,6 +215,10 @@ macro_rules! recurrent {
                 crate::layers::rnn::options::SIGNATURE
             }
 
+            fn activity_penalty(&self) -> Result<Option<Regularizer>> {
+                self.options.activity_regularizer.get()
+            }
+
             fn call(
                 &self,
                 cx: &mut LayerContext<'_>,
@@ -237,8 +246,8 @@ pub(crate) use recurrent;
 
 /// Implements [`RecurrentLayer`] for a struct with `options` and a `cell`.
 macro_rules! recurrent_layer {
-    ($layer:ident) => {
-        impl crate::layers::rnn::RecurrentLayer for $layer {
+    ($layer:ty $(where [$($generics:tt)+])?) => {
+        impl$(<$($generics)+>)? crate::layers::rnn::RecurrentLayer for $layer {
             fn options(&self) -> &crate::layers::rnn::options::RnnOptions {
                 &self.options
             }
@@ -336,6 +345,18 @@ macro_rules! option_setters {
         #[must_use]
         pub fn zero_output_for_mask(mut self, zero_output_for_mask: bool) -> Self {
             self.options.zero_output_for_mask = zero_output_for_mask;
+            self
+        }
+
+        /// Regularizer of the outputs and, with `return_state`, of the states.
+        #[must_use]
+        pub fn activity_regularizer(
+            mut self,
+            regularizer: impl Into<
+                crate::by_name::OptionalByName<crate::regularizers::Regularizer>,
+            >,
+        ) -> Self {
+            self.options.activity_regularizer = regularizer.into();
             self
         }
     };

@@ -1,12 +1,16 @@
 //! What all recurrent layers share: their options, and the loop over the steps of a sequence.
 
-use super::cell::{Cell, Step};
+use super::cell::{Cell, DeclaredCell, FusedCell, Step};
+use crate::by_name::OptionalByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Argument, LayerContext, Operand, Outputs};
 use crate::layers::support::shape_text;
 use crate::registry::Config;
-use phalanx_graph::{NodeId, Op};
+use crate::regularizers::Regularizer;
+use phalanx_graph::functions::layout::flip;
+use phalanx_graph::ops::RecurrentAttrs;
+use phalanx_graph::{DType, Graph, NodeId, Op};
 use serde::de::{self, DeserializeOwned};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -15,7 +19,7 @@ use serde_json::Value;
 pub(super) const SIGNATURE: &[&str] = &["sequences", "initial_state"];
 
 /// The options that all recurrent layers share, with Keras' keys.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RnnOptions {
     pub return_sequences: bool,
@@ -24,17 +28,20 @@ pub(crate) struct RnnOptions {
     pub stateful: bool,
     pub unroll: bool,
     pub zero_output_for_mask: bool,
+    #[serde(skip_serializing_if = "OptionalByName::is_none")]
+    pub activity_regularizer: OptionalByName<Regularizer>,
 }
 
 impl RnnOptions {
     /// The keys of a config that belong to these options.
-    pub const KEYS: [&'static str; 6] = [
+    pub const KEYS: [&'static str; 7] = [
         "return_sequences",
         "return_state",
         "go_backwards",
         "stateful",
         "unroll",
         "zero_output_for_mask",
+        "activity_regularizer",
     ];
 }
 
@@ -42,7 +49,7 @@ impl RnnOptions {
 pub(super) fn config(options: &RnnOptions, cell: &dyn Cell) -> Config {
     let mut config = config::write(options);
     config.extend(cell.config());
-    config.insert("activity_regularizer".into(), Value::Null);
+    config.entry("activity_regularizer").or_insert(Value::Null);
     if cell.class_name() == "SimpleRNNCell" {
         // Keras does not write it.
         config.remove("seed");
@@ -89,6 +96,15 @@ pub(crate) struct Sequence {
     pub mask: Option<NodeId>,
 }
 
+impl Sequence {
+    /// A sequence and its mask. As in Keras, initial states leave the mask unused: a layer finds the mask of its only
+    /// tensor argument. The mask still passes to the output.
+    pub fn new(x: NodeId, initial: Vec<NodeId>, mask: Option<NodeId>) -> Sequence {
+        let mask = mask.filter(|_| initial.is_empty());
+        Sequence { x, initial, mask }
+    }
+}
+
 /// The states among the arguments of a call.
 pub(super) fn initial_state(cx: &LayerContext<'_>) -> Result<Vec<NodeId>> {
     let mut states = vec![];
@@ -113,7 +129,7 @@ pub(super) fn call(
         return Err(cx.argument("inputs", "1 or more", 0));
     };
     let (initial, mask) = (initial_state(cx)?, cx.mask(0));
-    let run = run(cx, options, cell, &Sequence { x, initial, mask })?;
+    let run = run(cx, options, cell, &Sequence::new(x, initial, mask))?;
     let mut outputs = vec![run.output];
     if options.return_state {
         outputs.extend(run.states);
@@ -151,6 +167,9 @@ pub(crate) fn run(
     }
     let declared = cx.in_sublayer("cell", true, |cx| cell.declare(cx, input))?;
     let projected = declared.project(cx, sequence.x)?;
+    if let Some(run) = fused(cx, options, &*declared, projected, sequence)? {
+        return Ok(run);
+    }
     let order: Vec<usize> = match options.go_backwards {
         false => (0..*steps).collect(),
         true => (0..*steps).rev().collect(),
@@ -175,6 +194,75 @@ pub(crate) fn run(
         false => outputs[0],
     };
     Ok(Run { output, states: states.into_iter().flatten().collect() })
+}
+
+/// Runs a cell over a sequence as one op; `None` if it must be done step by step.
+fn fused(
+    cx: &mut LayerContext<'_>,
+    options: &RnnOptions,
+    declared: &dyn DeclaredCell,
+    projected: NodeId,
+    sequence: &Sequence,
+) -> Result<Option<Run>> {
+    // The op takes sequences, states and masks of samples; those that all samples share are rare.
+    let given = sequence.initial.iter().chain(&sequence.mask).chain([&projected]);
+    let of_samples = given.into_iter().all(|x| cx.graph().ty(*x).is_rows());
+    let Some(FusedCell { cell, recurrent_kernel, bias }) =
+        declared.fused(cx)?.filter(|_| of_samples)
+    else {
+        return Ok(None);
+    };
+    let keep = cx.training();
+    let units = cx.dims(recurrent_kernel)[0];
+    let states: Vec<Vec<usize>> = sequence.initial.iter().map(|s| cx.dims(*s)).collect();
+    if let Some(wrong) = states.iter().find(|dims| **dims != [units]) {
+        return Err(cx.argument(
+            "initial_state",
+            &format!("vectors of {units}"),
+            format!("{wrong:?}"),
+        ));
+    }
+    let attrs = RecurrentAttrs {
+        cell,
+        reverse: options.go_backwards,
+        keep,
+        bias: bias.is_some(),
+        initial: !sequence.initial.is_empty(),
+        masked: sequence.mask.is_some(),
+    };
+    let g = cx.graph();
+    let mut operands = vec![projected, recurrent_kernel];
+    operands.extend(bias);
+    operands.extend(&sequence.initial);
+    let mask = sequence.mask.map(|mask| g.cast(mask, DType::F32)).transpose()?;
+    operands.extend(mask);
+    let y = g.push(Op::Recurrent(attrs), &operands)?;
+    let steps = g.ty(y).dims[0];
+    let last = if options.go_backwards { 0 } else { steps - 1 };
+    let all = |g: &mut Graph, state: usize| {
+        g.push(Op::Slice { axis: 1, start: state * units, len: units }, &[y])
+    };
+    let end = |g: &mut Graph, x: NodeId| {
+        let x = g.push(Op::Slice { axis: 0, start: last, len: 1 }, &[x])?;
+        g.reshape(x, &[units])
+    };
+    let h = all(g, 0)?;
+    let mut shown = h;
+    if let Some(mask) = mask.filter(|_| options.zero_output_for_mask) {
+        let (shows, zero) = (g.reshape(mask, &[steps, 1])?, g.scalar(0.0));
+        shown = g.select(shows, h, zero)?;
+    }
+    let output = match (options.return_sequences, options.go_backwards) {
+        (false, _) => end(g, shown)?,
+        (true, false) => shown,
+        (true, true) => flip(g, shown, 0)?,
+    };
+    let mut ends = vec![end(g, h)?];
+    for state in 1..cell.states() {
+        let all = all(g, state)?;
+        ends.push(end(g, all)?);
+    }
+    Ok(Some(Run { output, states: ends }))
 }
 
 /// Keeps the states of samples whose step is masked. Their output is `kept`, or zero.

@@ -9,6 +9,7 @@ use crate::layer::{Layer, LayerContext, Outputs};
 use crate::layers::nested::NestedLayer;
 use crate::model::snake_case;
 use crate::registry::Config;
+use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Value, json};
@@ -124,6 +125,10 @@ impl Layer for RNN {
 
     fn signature(&self) -> &'static [&'static str] {
         options::SIGNATURE
+    }
+
+    fn activity_penalty(&self) -> Result<Option<Regularizer>> {
+        self.options.activity_regularizer.get()
     }
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {

@@ -4,12 +4,14 @@ use super::options::{at_step, stack};
 use crate::error::Result;
 use crate::layer::{Argument, Arguments, Layer, LayerContext, MaskRule, Operand, Outputs};
 use crate::layers::nested::NestedLayer;
+use crate::layers::nested_model::NestedModel;
 use crate::layers::support::{shape_text, single};
-use crate::model::snake_case;
+use crate::model::{Model, snake_case};
 use crate::registry::Config;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Applies a layer to every step of a sequence.
 ///
@@ -22,9 +24,25 @@ use serde_json::Value;
 /// ```
 #[derive(Debug)]
 pub struct TimeDistributed {
-    layer: Box<dyn Layer>,
+    inner: Inner,
     name: String,
     trainable: bool,
+}
+
+/// What is applied to every step.
+#[derive(Debug)]
+enum Inner {
+    Layer(Box<dyn Layer>),
+    Model(NestedModel),
+}
+
+impl Inner {
+    fn layer(&self) -> &dyn Layer {
+        match self {
+            Inner::Layer(layer) => &**layer,
+            Inner::Model(model) => model,
+        }
+    }
 }
 
 /// Layers that treat all axes but the last alike, so that one call covers all steps.
@@ -34,7 +52,14 @@ impl TimeDistributed {
     /// Applies `layer` to every step.
     pub fn new(layer: impl Layer) -> TimeDistributed {
         let name = snake_case(layer.class_name());
-        TimeDistributed { layer: Box::new(layer), name, trainable: true }
+        TimeDistributed { inner: Inner::Layer(Box::new(layer)), name, trainable: true }
+    }
+
+    /// Applies a whole model to every step. The wrapper gets copies of the model's weights.
+    pub fn model(model: &Model) -> TimeDistributed {
+        let definition = model.shared_definition();
+        let name = definition.name.clone();
+        TimeDistributed { inner: Inner::Model(NestedModel(definition)), name, trainable: true }
     }
 
     fn apply(&self, cx: &mut LayerContext<'_>, x: NodeId, mask: Option<NodeId>) -> Result<NodeId> {
@@ -42,7 +67,8 @@ impl TimeDistributed {
             positional: vec![Argument::Tensor(Operand { node: x, mask })],
             named: vec![],
         };
-        match cx.call_sublayer("layer", &*self.layer, self.trainable, &arguments)?[..] {
+        match cx.call_sublayer_inside("layer", self.inner.layer(), self.trainable, &arguments)?[..]
+        {
             [Operand { node, .. }] => Ok(node),
             ref outputs => Err(cx.argument("layer", "one output", outputs.len())),
         }
@@ -55,8 +81,13 @@ impl Layer for TimeDistributed {
     }
 
     fn config(&self) -> Config {
-        let layer = NestedLayer::new(&*self.layer, &self.name, self.trainable);
-        Config::from_iter([("layer".to_string(), layer.to_value())])
+        let layer = match &self.inner {
+            Inner::Layer(layer) => {
+                NestedLayer::new(&**layer, &self.name, self.trainable).to_value()
+            }
+            Inner::Model(model) => model.to_value(),
+        };
+        Config::from_iter([("layer".to_string(), layer)])
     }
 
     fn mask_rule(&self) -> MaskRule {
@@ -72,7 +103,7 @@ impl Layer for TimeDistributed {
                 return Err(cx.argument("input", "shape (batch, steps, ..)", received));
             }
         };
-        if POINTWISE.contains(&self.layer.class_name()) {
+        if POINTWISE.contains(&self.inner.layer().class_name()) {
             return Ok(self.apply(cx, x, None)?.into());
         }
         let mask = cx.mask(0);
@@ -95,10 +126,18 @@ impl<'de> Deserialize<'de> for TimeDistributed {
             layer: Value,
         }
         let keys = Keys::deserialize(d)?;
+        let class = keys.layer.get("class_name").and_then(Value::as_str).unwrap_or_default();
+        if NestedModel::CLASSES.contains(&class) {
+            let model = crate::saving::nested_model(&keys.layer).map_err(de::Error::custom)?;
+            let trainable = keys.layer.pointer("/config/trainable") != Some(&Value::Bool(false));
+            let name = model.name.clone();
+            let inner = Inner::Model(NestedModel(Arc::new(model)));
+            return Ok(TimeDistributed { inner, name, trainable });
+        }
         let nested = NestedLayer::parse(&keys.layer);
         let NestedLayer { class, name, trainable, config } =
             nested.map_err(|e| de::Error::custom(format!("layer: {e}")))?;
         let layer = crate::layers::from_config(&class, config).map_err(de::Error::custom)?;
-        Ok(TimeDistributed { layer, name, trainable })
+        Ok(TimeDistributed { inner: Inner::Layer(layer), name, trainable })
     }
 }

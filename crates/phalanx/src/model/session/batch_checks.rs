@@ -2,6 +2,7 @@
 
 use super::indices::Lookup;
 use super::run_step::feed;
+use super::shapes::BatchShape;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::losses;
@@ -33,10 +34,12 @@ impl fmt::Display for BatchOrigin {
 /// The requirements that a batch must meet.
 pub(crate) struct BatchChecks {
     pub(super) def: Arc<Definition>,
-    /// The target type of each loss.
-    pub(super) targets: Vec<Type>,
+    /// The element type of each loss' target.
+    pub(super) target_dtypes: Vec<DType>,
     /// The class that each loss ignores, if any. Its labels need not be numbers of classes.
     pub(super) ignored_classes: Vec<Option<i64>>,
+    /// The length to which targets of each loss are padded with zeros, if they are.
+    pub(super) padded_lengths: Vec<Option<usize>>,
     pub(super) output_names: Vec<String>,
     /// The layers that look up rows of an embedding table.
     pub(super) lookups: Vec<Lookup>,
@@ -45,14 +48,37 @@ pub(crate) struct BatchChecks {
 }
 
 impl BatchChecks {
-    /// Returns the element types of the inputs.
+    /// Returns the element types of what a step is fed with.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
-        self.def.input_dtypes()
+        self.def.fed.iter().map(|fed| fed.dtype).collect()
     }
 
     /// Returns the element types of the targets.
     pub(crate) fn target_dtypes(&self) -> Vec<DType> {
-        self.targets.iter().map(|t| t.dtype).collect()
+        self.target_dtypes.clone()
+    }
+
+    /// Targets padded with zeros to the length that the loss takes; `None` if they need no padding.
+    pub(crate) fn padded_target(&self, output: usize, target: &Tensor) -> Option<Tensor> {
+        let (Some(length), [rows, given]) = (self.padded_lengths[output], target.dims()) else {
+            return None;
+        };
+        let (rows, given) = (*rows, *given);
+        if given >= length || rows.checked_mul(length).is_none() {
+            return None;
+        }
+        let padded = |i: usize| (i % length < given).then_some(i / length * given + i % length);
+        let total = 0..rows * length;
+        match target.data() {
+            Data::I32(v) => {
+                let values: Vec<i32> = total.map(|i| padded(i).map_or(0, |at| v[at])).collect();
+                Tensor::new([rows, length], values).ok()
+            }
+            Data::F32(v) => {
+                let values: Vec<f32> = total.map(|i| padded(i).map_or(0.0, |at| v[at])).collect();
+                Tensor::new([rows, length], values).ok()
+            }
+        }
     }
 
     /// Fails unless the number of inputs or targets is `expected`.
@@ -79,30 +105,35 @@ impl BatchChecks {
         Err(Error::argument(owner, what, text(ty, rows), text(&received, t.rows())))
     }
 
-    /// Checks a batch against the model.
-    pub(super) fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
+    /// Checks a batch of a shape against the model.
+    pub(super) fn check(&self, batch: &HostBatch, shape: &BatchShape, targets: bool) -> Result<()> {
         let rows = batch.local_len();
-        self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
-        for (i, t) in batch.inputs.iter().enumerate() {
-            let ty = self.def.input(i).ty();
-            self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
+        self.check_count("inputs", self.def.fed.len(), batch.inputs.len())?;
+        for (i, (t, fed)) in batch.inputs.iter().zip(&self.def.fed).enumerate() {
+            let what = format!("input '{}'", fed.name);
+            if batch.strings.get(i).is_some_and(Option::is_some) {
+                let owner = format!("model '{}'", self.def.name);
+                return Err(Error::argument(owner, what, "numbers", "strings"));
+            }
+            self.check_rows(what, &fed.ty(&shape.inputs[i]), t, rows)?;
         }
         // Row numbers count over all workers.
         let first = batch.local.as_ref().map_or(0, |own| own.start);
         if !self.lookups.is_empty() {
             let origin = self.origin.to_string();
             for (i, t) in batch.inputs.iter().enumerate() {
-                self.check_indices(i, feed(t, &(0..rows)), first, &origin)?;
+                self.check_indices(i, (feed(t, &(0..rows)), t.row_len()), first, &origin)?;
             }
         }
         if !targets {
             return Ok(());
         }
-        self.check_count("targets", self.targets.len(), batch.targets.len())?;
+        self.check_count("targets", shape.targets.len(), batch.targets.len())?;
         for (i, t) in batch.targets.iter().enumerate() {
             let what = format!("target of '{}'", self.output_names[i]);
-            self.check_rows(what, &self.targets[i], t, rows)?;
-            self.check_labels(i, t, 0..rows, first, &self.origin)?;
+            self.check_rows(what, &shape.targets[i], t, rows)?;
+            let classes = Some(shape.outputs[i].last());
+            self.check_labels((i, classes), t, 0..rows, first, &self.origin)?;
         }
         if batch.sample_weight.len() < rows {
             let owner = format!("model '{}'", self.def.name);
@@ -112,19 +143,24 @@ impl BatchChecks {
         Ok(())
     }
 
-    /// Fails if a label is not the number of a class. `first` is the number of the first row, for errors.
+    /// Returns the number of classes of an output, unless it is an open size.
+    pub(crate) fn classes(&self, output: usize) -> Option<usize> {
+        self.def.output_types[output].shape().sizes().last().copied().unwrap_or(Some(1))
+    }
+
+    /// Fails if a label is not the number of a class. An output comes with the number of its classes, if known.
+    /// `first` is the number of the first row, for errors.
     pub(crate) fn check_labels(
         &self,
-        output: usize,
+        (output, classes): (usize, Option<usize>),
         target: &Tensor,
         rows: Range<usize>,
         first: usize,
         origin: &dyn fmt::Display,
     ) -> Result<()> {
-        let Data::I32(labels) = target.data() else { return Ok(()) };
+        let (Data::I32(labels), Some(classes)) = (target.data(), classes) else { return Ok(()) };
         let width = target.row_len();
         let labels = &labels[rows.start * width..rows.end * width];
-        let classes = self.def.output_types[output].last();
         let ignored = self.ignored_classes[output];
         let bad = |l: &i32| {
             usize::try_from(*l).map_or(true, |l| l >= classes) && Some(i64::from(*l)) != ignored

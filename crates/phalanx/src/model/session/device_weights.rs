@@ -1,7 +1,10 @@
 //! The weights on the devices, bound to the layers that own them.
 
+use super::Session;
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, ModelWeight, WeightStore, lock};
+use crate::model::steps::Lowered;
+use crate::model::update_graph::UpdateState;
 use phalanx_distributed::warnings::warning;
 use phalanx_exec::{Executor, StateId};
 use phalanx_graph::loss_scale::LossScale;
@@ -39,6 +42,8 @@ pub(crate) struct DeviceWeights {
     trained: Vec<ParamId>,
     /// The parameter that holds the loss scale, if the loss is scaled.
     pub loss_scale: Option<LossScale>,
+    /// The state of an optimizer that updates whole weights.
+    pub update: Option<UpdateState>,
 }
 
 impl DeviceWeights {
@@ -46,7 +51,7 @@ impl DeviceWeights {
         executor: SharedExecutor,
         weights: Vec<ModelWeight>,
         params: &[ParamSpec],
-        loss_scale: Option<LossScale>,
+        lowered: &Lowered,
     ) -> DeviceWeights {
         let trained = weights.iter().map(|w| w.param).filter(|p| params[p.index()].trainable);
         let trained = trained.collect();
@@ -61,7 +66,8 @@ impl DeviceWeights {
             }
         }
         let store: Arc<dyn WeightStore> = Arc::new(SessionWeights(executor.clone()));
-        DeviceWeights { executor, store, all: weights, layers, trained, loss_scale }
+        let (loss_scale, update) = (lowered.scaling, lowered.state.clone());
+        DeviceWeights { executor, store, all: weights, layers, trained, loss_scale, update }
     }
 
     /// Whether the optimizer updates a weight.
@@ -151,6 +157,16 @@ impl DeviceWeights {
         self.all.iter().all(finite)
     }
 
+    /// Replaces weights by other parameters of the same dimensions.
+    pub fn replace(&self, by: impl Iterator<Item = (ParamId, ParamId)>) -> Result<()> {
+        let mut executor = lock(&self.executor);
+        for (weight, by) in by {
+            let values = executor.param(by)?;
+            executor.set_param(weight, &values)?;
+        }
+        Ok(())
+    }
+
     /// Replaces the trained weights by their moving average, the optimizer's last slot.
     pub fn apply_moving_average(&self) -> Result<()> {
         let mut executor = lock(&self.executor);
@@ -161,6 +177,30 @@ impl DeviceWeights {
             }
         }
         Ok(())
+    }
+}
+
+impl Session {
+    /// The moving averages of the trained weights by name; none if the optimizer keeps none.
+    pub(crate) fn averages(&self) -> Result<Vec<(String, Vec<f32>)>> {
+        let executor = lock(&self.executor);
+        let mut averages = vec![];
+        for (name, param, _) in self.weights.named() {
+            let whole = self.weights.update.as_ref().and_then(|update| update.of(param));
+            let average = match (&self.weights.update, whole) {
+                (Some(_), weight) => weight.and_then(|w| w.average).map(StateId::Param),
+                (None, _) => {
+                    let kept = self.objective.optimizer.common().use_ema;
+                    let last = executor.slots().checked_sub(1).filter(|_| kept);
+                    let trained = self.weights.is_trained(param);
+                    last.filter(|_| trained).map(|slot| StateId::Slot(slot, param))
+                }
+            };
+            let Some(average) = average else { continue };
+            let held = if self.state.updates > 0 { average } else { StateId::Param(param) };
+            averages.extend(executor.read(held)?.map(|values| (name, values)));
+        }
+        Ok(averages)
     }
 }
 

@@ -6,7 +6,7 @@ use super::run_step::feed;
 use crate::data::{Arrays, Samples};
 use crate::error::{Error, Result};
 use phalanx_exec::FeedData;
-use phalanx_graph::{Graph, NodeId, Op};
+use phalanx_graph::{Graph, NodeId, Op, count};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -87,20 +87,20 @@ fn first_not<T: Copy + ToString>(
 }
 
 impl BatchChecks {
-    /// Fails if an input holds an index outside the table of a layer. `first_row` is the number of the first
+    /// Fails if an input, with this many indices per row, holds one outside the table of a layer. `first_row` is the number of the first
     /// row, for errors.
     pub(super) fn check_indices(
         &self,
         input: usize,
-        indices: FeedData<'_>,
+        (indices, width): (FeedData<'_>, usize),
         first_row: usize,
         origin: &str,
     ) -> Result<()> {
-        let width = self.def.input(input).ty().len().max(1);
+        let (name, width) = (&self.def.fed[input].name, width.max(1));
         for lookup in self.lookups_of(input) {
             let Some((at, value)) = lookup.first_outside(indices) else { continue };
             let Lookup { layer, rows, .. } = lookup;
-            let argument = format!("indices from input '{}'", self.def.input_name(input));
+            let argument = format!("indices from input '{name}'");
             let expected = format!("0 to {} (its table has {rows} rows)", rows.saturating_sub(1));
             let received = format!("{value} in row {}{origin}", first_row + at / width);
             return Err(Error::argument(format!("layer '{layer}'"), argument, expected, received));
@@ -130,22 +130,31 @@ impl BatchChecks {
         origin: &str,
     ) -> Result<()> {
         // The check of the first batch rejects samples of a different shape.
-        let known = input < self.def.inputs.len();
-        if !known || samples.row_len() != self.def.input(input).ty().len() {
+        if input >= self.def.fed.len() || !self.fits(input, samples) {
             return Ok(());
         }
+        let width = samples.row_len();
         if let Samples::Tensor(tensor) = samples {
-            return self.check_indices(input, feed(tensor, &rows), rows.start, origin);
+            return self.check_indices(input, (feed(tensor, &rows), width), rows.start, origin);
         }
-        if self.lookups_of(input).next().is_none() {
+        if self.lookups_of(input).next().is_none() || samples.text().is_some() {
             return Ok(());
         }
-        let mut sample = vec![0f32; samples.row_len()];
+        let mut sample = vec![0f32; width];
         for row in rows {
             samples.read_row(row, &mut sample);
-            self.check_indices(input, FeedData::F32(&sample), row, origin)?;
+            self.check_indices(input, (FeedData::F32(&sample), width), row, origin)?;
         }
         Ok(())
+    }
+
+    /// Returns whether samples have the shape of an input.
+    fn fits(&self, input: usize, samples: &Samples) -> bool {
+        let shape = &self.def.fed[input].shape;
+        match shape.known() {
+            Some(sizes) => samples.row_len() == count(&sizes),
+            None => shape.sizes_of(samples.dims().get(1..).unwrap_or_default()).is_some(),
+        }
     }
 
     /// Describes the layers with computed indices, which are possible causes of NaN.

@@ -9,9 +9,11 @@ mod programs;
 mod resident;
 mod run_step;
 mod saved_state;
+mod shapes;
 mod tally;
 mod train_state;
 mod variables;
+mod whole_weight_variables;
 mod workers;
 
 pub(crate) use batch_checks::{BatchChecks, BatchOrigin};
@@ -19,6 +21,7 @@ pub(crate) use objective::{Objective, Tracked};
 pub use programs::StepKind;
 pub(crate) use resident::ResidentTable;
 pub(crate) use saved_state::is_weight;
+pub(crate) use shapes::ShapedStep;
 pub(crate) use tally::Tally;
 pub(crate) use train_state::{Accumulation, TrainState};
 pub(crate) use workers::Workers;
@@ -27,20 +30,24 @@ use super::Model;
 use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
-use crate::error::Result;
+use super::update_graph::{UpdateState, members};
+use crate::error::{Error, Result};
 use crate::layer::{Lowering, lock};
-use crate::optimizers::Scaling;
+use crate::optimizers::Optimizer;
+use crate::schedules::LearningRate;
 use crate::strategy::{Backend, MirroredStrategy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
+use phalanx_distributed::launch::is_first_worker;
 use phalanx_exec::{ExecError, LocalShard, ProgramId, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Policy, Split};
-use phalanx_graph::{Mesh, Options, Program, Step, Type};
-use programs::{LoadedProgram, LoadedPrograms, StepCache};
+use phalanx_graph::{Mesh, Options, Program, Type};
+use programs::{BuiltStep, LoadedProgram};
 use resident::ResidentTables;
 use serde_json::Map;
+use shapes::{BatchShape, ShapeCache};
 use std::sync::{Arc, Mutex};
 
 /// The devices of this process.
@@ -55,11 +62,22 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    fn new(strategy: &MirroredStrategy) -> Placement {
+    fn new(strategy: &MirroredStrategy, of_layers: Policy) -> Placement {
+        let requested = strategy.requested_policy();
+        if requested.is_none() && is_first_worker() {
+            let backend = strategy.backend();
+            let stored = backend.options(backend.mesh(1, 1), of_layers, 1).policy;
+            if stored != of_layers {
+                let (name, kind) = (of_layers.name(), backend.kind().to_uppercase());
+                tracing::warn!(
+                    "the layers have the policy {name}: {kind} devices store 32-bit floats"
+                );
+            }
+        }
         Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
             backend: strategy.backend().clone(),
-            policy: strategy.requested_policy(),
+            policy: requested.unwrap_or(of_layers),
             memory_warned: false,
         }
     }
@@ -75,37 +93,48 @@ pub(crate) struct Session {
     pub(crate) state: TrainState,
     pub(crate) weights: DeviceWeights,
     executor: SharedExecutor,
-    steps: StepCache,
-    loaded: LoadedPrograms,
+    shapes: ShapeCache,
     tables: ResidentTables,
+    pub(crate) results: StepResults,
+}
+
+/// Results of steps.
+pub(crate) struct StepResults {
     /// What the last step fetched.
     fetched: Vec<Vec<f32>>,
+    /// Losses and metrics of the batches that were run one by one.
+    pub running: Tally,
 }
 
 fn lower(
     def: &Definition,
+    shapes: &[Vec<usize>],
     training: bool,
     synchronized: bool,
-    scaling: Option<Scaling>,
+    optimizer: &dyn Optimizer,
 ) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
-    let feeds = def.feeds(&mut low);
-    let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-    let outputs = def.lower(&mut low, &inputs, "")?;
+    low.mixed = def.dtype_policy() != Policy::Float32;
+    low.open_sizes = def.is_open();
+    let outputs = def.lower_on_feeds(&mut low, shapes)?;
+    let scaling = optimizer.inner().map(|(_, scaling)| scaling);
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
-    Ok(Lowered { low, outputs, scaling })
+    let state = UpdateState::declare(&mut low.graph, def, &low.weights, optimizer)?;
+    Ok(Lowered { low, outputs, scaling, state })
 }
 
 impl Session {
     /// Lowers the model once. That lowering declares the parameters and becomes the training step or,
-    /// for a model without losses, the prediction step.
+    /// for a model without losses, the prediction step. If sizes are open, it has examples of them, and steps are built
+    /// when batches come.
     pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
         let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
-        let scaling = optimizer.inner().map(|(_, scaling)| scaling);
-        let mut lowered =
-            lower(&model.def, !losses.is_empty(), strategy.local().is_deterministic(), scaling)?;
+        let (inputs, synchronized) =
+            (model.def.example_shapes(), strategy.local().is_deterministic());
+        let compiled = !losses.is_empty();
+        let mut lowered = lower(&model.def, &inputs, compiled, synchronized, &*optimizer)?;
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
@@ -115,19 +144,29 @@ impl Session {
         let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(graph.params())?));
         let deterministic = lock(&executor).mesh().fixed;
         let state = TrainState::new(seed, &*optimizer, deterministic);
+        // Targets for open sizes are as long as their batch.
+        let pads = !model.def.is_open();
         let checks = BatchChecks {
             def: model.def.clone(),
-            targets,
+            target_dtypes: targets.iter().map(|ty| ty.dtype).collect(),
             ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
+            padded_lengths: losses
+                .iter()
+                .zip(&targets)
+                .map(|(loss, ty)| ty.dims.first().copied().filter(|_| pads && loss.pads_targets()))
+                .collect(),
             output_names: output_names.clone(),
-            lookups: indices::lookups(graph, model.def.inputs.len()),
+            lookups: indices::lookups(graph, model.def.fed.len()),
             origin: BatchOrigin::default(),
         };
         let objective =
             Objective { optimizer, losses, loss_weights, metrics, described, output_names };
+        let running = objective.tally();
         let weights = lowered.low.weights.clone();
-        let weights =
-            DeviceWeights::new(executor.clone(), weights, graph.params(), lowered.scaling);
+        let weights = DeviceWeights::new(executor.clone(), weights, graph.params(), &lowered);
+        for (param, values) in weights.update.iter().flat_map(UpdateState::initial_values) {
+            lock(&executor).set_param(param, &values)?;
+        }
         for (param, values) in std::mem::take(&mut lowered.low.constants) {
             lock(&executor).set_param(param, &values)?;
         }
@@ -138,35 +177,42 @@ impl Session {
             def: model.def.clone(),
             objective,
             checks,
-            placement: Placement::new(strategy.local()),
+            placement: Placement::new(strategy.local(), model.def.dtype_policy()),
             workers: Workers(strategy.cluster().cloned()),
             state,
             weights,
             executor,
-            steps: StepCache::default(),
-            loaded: LoadedPrograms::default(),
+            shapes: ShapeCache::default(),
             tables: ResidentTables::default(),
-            fetched: vec![],
+            results: StepResults { fetched: vec![], running },
         };
         session.weights.sync_to_devices()?;
-        session.build_first_step(lowered)?;
+        let shape = session.new_shape(inputs, types)?;
+        session.build_first_step(lowered, shape)?;
         Ok(session)
     }
 
     /// Builds the steps that follow from the first lowering: training with its constraints, or
     /// prediction for a model without losses. Finds losses and metrics that do not fit.
-    fn build_first_step(&mut self, lowered: Lowered) -> Result<()> {
-        if !self.objective.is_compiled() {
-            self.steps.set(StepKind::Predict, steps::predict(lowered));
-            return Ok(());
+    fn build_first_step(&mut self, lowered: Lowered, shape: BatchShape) -> Result<()> {
+        let open = self.def.is_open();
+        if self.objective.is_compiled() {
+            self.objective.check_names()?;
+            let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
+            if let Some(step) = constraints {
+                let program = Program::compile(step, self.options(1))?;
+                self.shapes.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
+            }
         }
-        self.objective.check_names()?;
-        let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
-        let rule = self.objective.optimizer.rule();
-        self.steps.set(StepKind::Train, steps::train(lowered, &self.objective, rule)?);
-        if let Some(step) = constraints {
-            let program = Program::compile(step, self.options(1))?;
-            self.loaded.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
+        let kind = match self.objective.is_compiled() {
+            true if open => StepKind::Test,
+            true => StepKind::Train,
+            false => StepKind::Predict,
+        };
+        let step = self.finish_step(kind, lowered)?;
+        if !open {
+            shape.steps.set(kind, step);
+            self.add_only_shape(shape);
         }
         Ok(())
     }
@@ -196,23 +242,57 @@ impl Session {
         self.state.learning_rate(&*self.objective.optimizer, 0)
     }
 
+    /// Fails if a schedule of the user gives no usable rate after `ahead` more steps.
+    fn check_learning_rate(&self, ahead: u64) -> Result<()> {
+        let step = self.state.iterations() + ahead;
+        for member in members(&*self.objective.optimizer) {
+            let rate = &member.common().learning_rate;
+            if let LearningRate::Custom(schedule) = rate {
+                let (owner, rate) = (format!("{schedule:?}"), rate.at(step));
+                if !rate.is_finite() || rate < 0.0 {
+                    let argument = format!("learning rate of step {step}");
+                    let expected = "a finite rate from 0 up";
+                    return Err(Error::argument(owner, argument, expected, rate));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Overrides the optimizer's learning rate from the next step on.
+    pub(crate) fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
+        if !self.objective.optimizer.optimizers().is_empty() {
+            let owner = format!("model '{}'", self.def.name);
+            let expected = "an optimizer with one learning rate";
+            let received = self.objective.optimizer.rule_name();
+            return Err(Error::argument(owner, "learning_rate", expected, received));
+        }
+        self.state.set_learning_rate(&self.def.name, rate)
+    }
+
     /// Gradient accumulation as the optimizer requests it.
     pub(crate) fn optimizer_accumulation(&self) -> Option<Accumulation> {
         let every = self.objective.accumulation_steps()?;
         Some(Accumulation { every, last: false, by_rows: false })
     }
 
-    fn build(&self, kind: StepKind) -> Result<Step> {
+    fn build(&self, ShapedStep { kind, shape }: ShapedStep) -> Result<BuiltStep> {
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
-        let scaling = self.objective.loss_scaling();
-        let lowered = lower(&self.def, training, self.mesh().fixed, scaling)?;
-        let rule = self.objective.optimizer.rule();
-        match kind {
-            StepKind::Train => steps::train(lowered, &self.objective, rule),
-            StepKind::Test => steps::test(lowered, &self.objective),
-            StepKind::Predict => Ok(steps::predict(lowered)),
-            StepKind::Gradients => steps::gradients(lowered, &self.objective, rule),
-        }
+        let optimizer = &*self.objective.optimizer;
+        let inputs = &self.shapes.get(shape).inputs;
+        let lowered = lower(&self.def, inputs, training, self.mesh().fixed, optimizer)?;
+        self.finish_step(kind, lowered)
+    }
+
+    fn finish_step(&self, kind: StepKind, mut lowered: Lowered) -> Result<BuiltStep> {
+        let constants = std::mem::take(&mut lowered.low.fed_constants);
+        let step = match kind {
+            StepKind::Train => steps::train(lowered, &self.objective)?,
+            StepKind::Test => steps::test(lowered, &self.objective)?,
+            StepKind::Predict => steps::predict(lowered),
+            StepKind::Gradients => steps::gradients(lowered, &self.objective)?,
+        };
+        Ok(BuiltStep { step, constants })
     }
 
     /// The devices and workers that programs are compiled for.
@@ -228,36 +308,50 @@ impl Session {
     /// The program of a step as other devices would run it.
     pub(super) fn program_on(
         &self,
-        kind: StepKind,
+        step: ShapedStep,
         batch: usize,
         mesh: Mesh,
         backend: &dyn Backend,
     ) -> Result<Program> {
         let options = backend.options(mesh, self.placement.policy, batch);
-        self.steps.compile(kind, options, || self.build(kind))
+        self.shapes.get(step.shape).steps.compile(step.kind, options, || self.build(step))
     }
 
     /// The program of a step for a batch of this size, as it would run.
-    pub(crate) fn program(&self, kind: StepKind, max_batch: usize) -> Result<Arc<Program>> {
-        self.steps.program(kind, self.options(max_batch), || self.build(kind))
+    pub(crate) fn program(&self, step: ShapedStep, max_batch: usize) -> Result<Arc<Program>> {
+        let (steps, options) = (&self.shapes.get(step.shape).steps, self.options(max_batch));
+        steps.program(step.kind, options, || self.build(step))
+    }
+
+    /// The loaded program of a step for batches of this size, if there is one.
+    fn loaded(&self, ShapedStep { kind, shape }: ShapedStep, batch: usize) -> Option<ProgramId> {
+        self.shapes.get(shape).loaded.get(kind, self.has_few_rows(batch), batch)
+    }
+
+    /// Whether a device has so few rows of a batch that it predicts in another way.
+    fn has_few_rows(&self, batch: usize) -> bool {
+        self.options(batch).inference_split() == Split::Spatial
     }
 
     /// Loads the program of a step for batches of this size, unless one that serves them is loaded.
-    pub(crate) fn ensure_loaded(&mut self, kind: StepKind, batch: usize) -> Result<ProgramId> {
-        // A device with few rows predicts in another way than one with many.
-        let few_rows = self.options(batch).inference_split() == Split::Spatial;
-        if let Some(id) = self.loaded.get(kind, few_rows, batch) {
+    /// No step may be in flight.
+    pub(crate) fn ensure_loaded(&mut self, step: ShapedStep, batch: usize) -> Result<ProgramId> {
+        if let Some(id) = self.loaded(step, batch) {
             return Ok(id);
         }
-        let program = self.program(kind, batch)?;
-        self.check_memory(&program, kind, batch)?;
+        let program = self.program(step, batch)?;
+        self.check_memory(&program, step, batch)?;
         let mut loaded = lock(&self.executor).load(program.clone());
         if matches!(loaded, Err(ExecError::Memory { .. })) && self.evict_all() {
             loaded = lock(&self.executor).load(program.clone());
         }
-        let id = loaded.map_err(|e| self.explain_out_of_memory(e, kind, batch))?;
-        let fetches = program.fetches().to_vec();
-        self.loaded.set(kind, few_rows, LoadedProgram { id, max_batch: batch, fetches });
+        let id = loaded.map_err(|e| self.explain_out_of_memory(e, step, batch))?;
+        let loaded = LoadedProgram { id, max_batch: batch, fetches: program.fetches().to_vec() };
+        let few_rows = self.has_few_rows(batch);
+        let programs = &mut self.shapes.get_mut(step.shape).loaded;
+        if let Some(replaced) = programs.set(step.kind, few_rows, loaded) {
+            lock(&self.executor).unload(replaced.id);
+        }
         Ok(id)
     }
 
@@ -266,7 +360,7 @@ impl Session {
     }
 
     pub(crate) fn set_profiling(&mut self, on: bool) {
-        self.loaded.profiling = on;
+        self.shapes.profiling = on;
         if let Some(profiling) = lock(&self.executor).profiling() {
             profiling.set_profiling(on);
         }
@@ -275,7 +369,9 @@ impl Session {
     pub(crate) fn profile(&self, kind: StepKind) -> Option<Profile> {
         let mut executor = lock(&self.executor);
         let profiling = executor.profiling()?;
-        self.loaded.of(kind).find_map(|program| profiling.profile(program.id))
+        let shapes = self.shapes.by_use();
+        let mut programs = shapes.iter().flat_map(|shape| shape.loaded.of(kind));
+        programs.find_map(|program| profiling.profile(program.id))
     }
 
     pub(crate) fn check_consistency(&self) -> Result<()> {
@@ -294,9 +390,18 @@ impl Session {
 
     /// Ends training: an optimizer with a moving average leaves it in the weights.
     pub(crate) fn finish_training(&mut self) -> Result<()> {
-        match self.objective.optimizer.common().use_ema && self.state.updates > 0 {
-            true => self.weights.apply_moving_average(),
-            false => Ok(()),
+        if self.state.updates == 0 {
+            return Ok(());
+        }
+        match &self.weights.update {
+            Some(update) => {
+                let averages = update.weights.iter().filter_map(|w| Some((w.param, w.average?)));
+                self.weights.replace(averages)
+            }
+            None if self.objective.optimizer.common().use_ema => {
+                self.weights.apply_moving_average()
+            }
+            None => Ok(()),
         }
     }
 }

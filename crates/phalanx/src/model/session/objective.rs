@@ -6,7 +6,7 @@ use crate::losses::{Loss, Reduction};
 use crate::metrics::{self, Metric};
 use crate::model::Logs;
 use crate::model::compile::MetricArgument;
-use crate::optimizers::{Optimizer, Scaling};
+use crate::optimizers::Optimizer;
 use crate::saving::optimizer_object;
 use crate::schedules::LearningRate;
 use phalanx_graph::Type;
@@ -62,14 +62,25 @@ impl Objective {
         !self.losses.is_empty()
     }
 
-    /// How the loss is scaled, if it is.
-    pub fn loss_scaling(&self) -> Option<Scaling> {
-        self.optimizer.inner().map(|(_, scaling)| scaling)
-    }
-
     /// Batches of an update, if the optimizer accumulates gradients.
     pub fn accumulation_steps(&self) -> Option<u64> {
         self.optimizer.common().gradient_accumulation_steps
+    }
+
+    /// Fails if a metric keeps another number of sums for outputs of these types than for earlier ones.
+    pub fn check_state_sizes(&self, outputs: &[Type]) -> Result<()> {
+        for (metrics, output) in self.metrics.iter().zip(outputs) {
+            for Tracked { metric, state_len, .. } in metrics {
+                let received = metric.state_len(output);
+                if received != *state_len {
+                    let owner = format!("metric '{}'", metric.name());
+                    let expected = format!("outputs with known sizes ({state_len} sums)");
+                    let received = format!("{received} sums for {}", output.shape_text());
+                    return Err(Error::argument(owner, "open sizes", expected, received));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A tally of nothing.
@@ -140,19 +151,19 @@ impl Objective {
         options
     }
 
-    /// The learning rate that a file stores beside the optimizer: none if a schedule sets it. `set` is
-    /// the rate that a callback or the user has set.
-    pub fn stored_learning_rate(&self, set: Option<f64>) -> Option<f64> {
+    /// The learning rate that a file stores beside the optimizer: none if a schedule of Keras sets it. `current` is
+    /// the rate of the next step.
+    pub fn stored_learning_rate(&self, current: f64) -> Option<f64> {
         match self.optimizer.common().learning_rate {
-            LearningRate::Constant(rate) => Some(set.unwrap_or(rate)),
+            LearningRate::Constant(_) | LearningRate::Custom(_) => Some(current),
             LearningRate::Schedule(_) => None,
         }
     }
 
     /// What the model was compiled with, under Keras' keys.
-    pub fn compile_config(&self, set_learning_rate: Option<f64>) -> Map<String, Value> {
+    pub fn compile_config(&self, learning_rate: f64) -> Map<String, Value> {
         let mut config = self.described.clone();
-        let rate = self.stored_learning_rate(set_learning_rate);
+        let rate = self.stored_learning_rate(learning_rate);
         config.insert("optimizer".into(), optimizer_object(&*self.optimizer, rate));
         config
     }

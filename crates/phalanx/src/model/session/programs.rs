@@ -20,30 +20,41 @@ pub enum StepKind {
     Gradients,
 }
 
+/// A step, and the values of the constants that are among its feeds.
+pub(super) struct BuiltStep {
+    pub step: Step,
+    pub constants: Vec<Vec<f32>>,
+}
+
 /// Compiled programs that are kept for later calls with the same options.
 const MAX_PROGRAMS: usize = 8;
 
-/// The steps of a model and their programs. The training step is built by `compile`, the others on
-/// first use. Everyone who needs a program reads it here: the header of a run, the memory plan, `fit`.
+/// The steps of a model for batches of one shape, and their programs. The training step is built by `compile`, if sizes
+/// are known, the others on first use. Everyone who needs a program reads it here: the header of a run, the memory plan, `fit`.
 #[derive(Default)]
-pub(super) struct StepCache {
-    steps: [OnceCell<Step>; 4],
+pub(crate) struct StepCache {
+    steps: [OnceCell<BuiltStep>; 4],
     programs: RefCell<Vec<(StepKind, Options, Arc<Program>)>>,
 }
 
 impl StepCache {
     /// Stores a step that was built already.
-    pub fn set(&self, kind: StepKind, step: Step) {
+    pub(super) fn set(&self, kind: StepKind, step: BuiltStep) {
         // A step is a function of the model: an earlier one is the same.
         let _ = self.steps[kind as usize].set(step);
     }
 
+    /// The constants among the feeds of a step that was built.
+    pub fn constants(&self, kind: StepKind) -> &[Vec<f32>] {
+        self.steps[kind as usize].get().map_or(&[], |built| &built.constants)
+    }
+
     /// The program of a step. `build` builds the step if this is its first use.
-    pub fn program(
+    pub(super) fn program(
         &self,
         kind: StepKind,
         options: Options,
-        build: impl FnOnce() -> Result<Step>,
+        build: impl FnOnce() -> Result<BuiltStep>,
     ) -> Result<Arc<Program>> {
         let known = |(k, o, _): &&(StepKind, Options, _)| *k == kind && *o == options;
         if let Some((.., program)) = self.programs.borrow().iter().find(known) {
@@ -59,26 +70,26 @@ impl StepCache {
     }
 
     /// As [`program`](Self::program), but nothing is kept: for a search over many batch sizes.
-    pub fn compile(
+    pub(super) fn compile(
         &self,
         kind: StepKind,
         options: Options,
-        build: impl FnOnce() -> Result<Step>,
+        build: impl FnOnce() -> Result<BuiltStep>,
     ) -> Result<Program> {
         let cell = &self.steps[kind as usize];
-        let step = match cell.get() {
-            Some(step) => step,
+        let built = match cell.get() {
+            Some(built) => built,
             None => {
-                let step = build()?;
-                cell.get_or_init(|| step)
+                let built = build()?;
+                cell.get_or_init(|| built)
             }
         };
-        Ok(Program::compile(step.clone(), options)?)
+        Ok(Program::compile(built.step.clone(), options)?)
     }
 }
 
 /// A program on the devices.
-pub(super) struct LoadedProgram {
+pub(crate) struct LoadedProgram {
     pub id: ProgramId,
     pub max_batch: usize,
     pub fetches: Vec<FetchPlan>,
@@ -87,15 +98,11 @@ pub(super) struct LoadedProgram {
 /// Index of the program for predictions on few rows, after those of each kind.
 const FEW_ROWS: usize = 4;
 
-/// The programs on the devices: one of each kind, which serves smaller batches too and is replaced
-/// by one for a larger batch. Predictions on few rows have their own.
+/// The programs on the devices for batches of one shape: one of each kind, which serves smaller batches
+/// too and is replaced by one for a larger batch. Predictions on few rows have their own.
 #[derive(Default)]
-pub(super) struct LoadedPrograms {
+pub(crate) struct LoadedPrograms {
     programs: [Option<LoadedProgram>; 5],
-    /// Projects constrained weights after an update, if any weight is constrained.
-    pub constraints: Option<ProgramId>,
-    /// Whether every instruction is measured.
-    pub profiling: bool,
 }
 
 impl LoadedPrograms {
@@ -109,9 +116,19 @@ impl LoadedPrograms {
         program.filter(|p| p.max_batch >= batch).map(|p| p.id)
     }
 
-    /// Replaces a program.
-    pub fn set(&mut self, kind: StepKind, few_rows: bool, program: LoadedProgram) {
-        self.programs[Self::index(kind, few_rows)] = Some(program);
+    /// Replaces a program; returns the old one.
+    pub fn set(
+        &mut self,
+        kind: StepKind,
+        few_rows: bool,
+        program: LoadedProgram,
+    ) -> Option<LoadedProgram> {
+        self.programs[Self::index(kind, few_rows)].replace(program)
+    }
+
+    /// All programs.
+    pub fn all(&self) -> impl Iterator<Item = &LoadedProgram> {
+        self.programs.iter().flatten()
     }
 
     /// The programs of a kind.
@@ -135,7 +152,7 @@ mod tests {
         let program = |kind, batch| {
             let build = || {
                 built.set(built.get() + 1);
-                Ok(Step::new("nothing", Graph::new()))
+                Ok(BuiltStep { step: Step::new("nothing", Graph::new()), constants: vec![] })
             };
             cache.program(kind, Options::new(Mesh::new(1, 1), batch), build).unwrap()
         };
@@ -157,7 +174,7 @@ mod tests {
         model.compile(Compile::new("sgd").loss("mse")).unwrap();
         let program = |model: &Model| {
             let session = lock(&model.session);
-            let steps = &session.as_ref().unwrap().steps;
+            let steps = &session.as_ref().unwrap().shapes.get(0).steps;
             assert!(steps.steps[StepKind::Train as usize].get().is_some());
             steps.programs.borrow().iter().map(|(.., program)| program.clone()).collect::<Vec<_>>()
         };

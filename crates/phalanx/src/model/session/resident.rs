@@ -1,7 +1,7 @@
 //! Steps on samples that are resident on the devices.
 
 use super::objective::inverted;
-use super::{Session, StepKind, Tally};
+use super::{Session, ShapedStep, StepKind, Tally};
 use crate::data::{Dataset, HostBatch, Identity, InMemory, IndexBatch, Table};
 use crate::error::Result;
 use crate::layer::lock;
@@ -33,6 +33,8 @@ impl ResidentTables {
 #[derive(Clone, Debug)]
 pub(crate) struct ResidentTable {
     id: TableId,
+    /// Dimensions of one sample of each input.
+    inputs: Vec<Vec<usize>>,
     weights: Option<Arc<Vec<f32>>>,
     /// How many steps are best launched together.
     pub steps_per_launch: usize,
@@ -53,17 +55,22 @@ impl Session {
         kind: StepKind,
         data: &dyn Dataset,
     ) -> Result<Option<ResidentTable>> {
-        let between = self.loaded.constraints.is_some() || self.accumulates();
+        let between = self.shapes.constraints.is_some() || self.accumulates();
         let can_keep = lock(&self.executor).resident_data().is_some();
         // A profile measures every instruction by itself, on a batch from the host.
-        if !can_keep || self.loaded.profiling || (kind == StepKind::Train && between) {
+        if !can_keep || self.shapes.profiling || (kind == StepKind::Train && between) {
             return Ok(None);
         }
         let Some(data) = data.in_memory() else { return Ok(None) };
         let table = data.table();
         let rows = data.batch_size();
-        let program = self.ensure_loaded(kind, rows)?;
-        let Some(id) = self.ensure_resident(data, &table)? else { return Ok(None) };
+        let step = ShapedStep { kind, shape: self.shape_of_samples(&table.inputs)? };
+        let program = self.ensure_loaded(step, rows)?;
+        // Launches of several steps take numbers besides the samples, but no arrays.
+        if !self.shapes.get(step.shape).steps.constants(kind).is_empty() {
+            return Ok(None);
+        }
+        let Some(id) = self.ensure_resident(data, &table, step.shape)? else { return Ok(None) };
         let steps_per_launch = self.with_resident_data(|on| on.steps_per_launch(program, id, rows));
         if matches!(steps_per_launch, Err(ExecError::Memory { .. })) {
             // Batches from the host need less.
@@ -71,17 +78,23 @@ impl Session {
             return Ok(None);
         }
         let steps_per_launch =
-            steps_per_launch.map_err(|e| self.explain_out_of_memory(e, kind, rows))?;
-        Ok(Some(ResidentTable { id, weights: table.weights, steps_per_launch }))
+            steps_per_launch.map_err(|e| self.explain_out_of_memory(e, step, rows))?;
+        let inputs = self.shapes.get(step.shape).inputs.clone();
+        Ok(Some(ResidentTable { id, inputs, weights: table.weights, steps_per_launch }))
     }
 
     /// The samples on the devices, uploaded if they are not there yet.
-    fn ensure_resident(&mut self, data: &dyn InMemory, table: &Table) -> Result<Option<TableId>> {
+    fn ensure_resident(
+        &mut self,
+        data: &dyn InMemory,
+        table: &Table,
+        shape: usize,
+    ) -> Result<Option<TableId>> {
         let identity = table.identity();
         if let Some(known) = self.tables.0.iter().find(|t| t.identity.same(&identity)) {
             return Ok(Some(known.id));
         }
-        self.check_table(data, table)?;
+        self.check_table(data, table, shape)?;
         for id in self.tables.take(false) {
             self.evict(id);
         }
@@ -119,15 +132,17 @@ impl Session {
     }
 
     /// Checks all samples at once instead of batch by batch.
-    fn check_table(&self, data: &dyn InMemory, table: &Table) -> Result<()> {
+    fn check_table(&self, data: &dyn InMemory, table: &Table, shape: usize) -> Result<()> {
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
-        self.checks.check(&batch, true)?;
+        let shape = self.shapes.get(shape);
+        self.checks.check(&batch, shape, true)?;
         for (i, samples) in table.inputs.iter().enumerate() {
             self.checks.check_sample_rows(i, samples, 0..samples.rows(), "")?;
         }
         for (i, target) in table.targets.iter().enumerate() {
-            self.checks.check_labels(i, target, 0..target.rows(), 0, &"")?;
+            let classes = Some(shape.outputs[i].last());
+            self.checks.check_labels((i, classes), target, 0..target.rows(), 0, &"")?;
         }
         Ok(())
     }
@@ -143,9 +158,13 @@ impl Session {
         self.objective.divisors(rows.len(), total)
     }
 
-    /// The optimizer's scalars after `updates` more updates.
+    /// The optimizer's scalars after `updates` more updates, or the numbers of an update of whole weights.
     fn scalars_ahead(&self, updates: usize) -> Vec<f32> {
-        self.state.scalars(&*self.objective.optimizer, updates as u64)
+        let optimizer = &*self.objective.optimizer;
+        match self.weights.update {
+            Some(_) => self.state.numbers(optimizer, None, updates as u64),
+            None => self.state.scalars(optimizer, updates as u64),
+        }
     }
 
     /// How many training steps to launch together, now and while others are in flight. If the loss is
@@ -168,12 +187,20 @@ impl Session {
     ) -> Result<StepsInFlight> {
         let training = kind == StepKind::Train;
         let rows = batches.first().map_or(0, |b| b.rows.len());
-        let program = self.ensure_loaded(kind, rows)?;
+        let shape = if self.def.is_open() { self.shape_for(&table.inputs)? } else { 0 };
+        let step = ShapedStep { kind, shape };
+        let program = self.ensure_loaded(step, rows)?;
+        if training {
+            (0..batches.len()).try_for_each(|i| self.check_learning_rate(i as u64))?;
+        }
         let divide = |b: &IndexBatch| (b.rows.len(), self.resident_divisors(table, &b.rows));
         let steps: Vec<(usize, Vec<f64>)> = batches.iter().map(divide).collect();
-        let mirrored: Vec<Vec<f32>> = steps.iter().map(|s| inverted(&s.1)).collect();
+        let mut mirrored: Vec<Vec<f32>> = steps.iter().map(|s| inverted(&s.1)).collect();
         let scalars = |i: usize| if training { self.scalars_ahead(i) } else { vec![] };
-        let scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
+        let mut scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
+        if self.weights.update.is_some() {
+            mirrored.iter_mut().zip(&mut scalars).for_each(|(feeds, s)| feeds.append(s));
+        }
         let input = |i: usize| {
             let step = if training { self.state.steps + i as u64 } else { self.state.steps };
             let (rows, augments) = (&batches[i].rows[..], &batches[i].augments[..]);
@@ -182,7 +209,7 @@ impl Session {
         };
         let inputs: Vec<StepInput<'_>> = (0..batches.len()).map(input).collect();
         let started = self.with_resident_data(|on| on.start_steps(program, table.id, &inputs));
-        started.map_err(|e| self.explain_out_of_memory(e, kind, rows))?;
+        started.map_err(|e| self.explain_out_of_memory(e, step, rows))?;
         Ok(StepsInFlight { training, steps })
     }
 

@@ -1,13 +1,15 @@
 //! One step: a batch goes in, runs, and its losses and metrics come out.
 
 use super::objective::inverted;
-use super::{Accumulation, Session, StepKind, Tally};
+use super::shapes::BatchShape;
+use super::{Accumulation, Session, ShapedStep, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::layer::lock;
-use phalanx_exec::{Batch, ExecError, Executor, FeedData, ProgramId};
+use crate::model::Logs;
+use phalanx_exec::{Batch, ExecError, Executor, FeedData};
 use phalanx_graph::program::FetchPlan;
-use phalanx_graph::{Data, Tensor};
+use phalanx_graph::{Data, Tensor, Type};
 use std::ops::Range;
 
 /// A step in flight.
@@ -36,17 +38,38 @@ impl Session {
         self.finish(started, tally)
     }
 
-    /// Hands in the batch of the next step while another step may be in flight.
-    pub(crate) fn stage(&mut self, kind: StepKind, batch: &HostBatch) -> Result<()> {
+    /// Runs one batch; returns its losses and metrics and adds them to the running ones.
+    pub(crate) fn run_alone(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        accumulation: Option<Accumulation>,
+    ) -> Result<Logs> {
+        let mut tally = self.objective.tally();
+        self.run(kind, batch, accumulation, &mut tally)?;
+        self.results.running.merge(&tally);
+        Ok(self.objective.logs(&tally))
+    }
+
+    /// Hands in the batch of the next step while another step may be in flight. Returns false if its program is not loaded
+    /// yet, which has to wait for the end of that step.
+    pub(crate) fn stage(&mut self, kind: StepKind, batch: &HostBatch) -> Result<bool> {
         if batch.rows == 0 {
-            return Ok(());
+            return Ok(true);
         }
-        self.checks.check(batch, true)?;
-        self.with_feeds(kind, batch, |executor, id, feeds| {
+        let Some(shape) = self.known_shape_of(batch)? else { return Ok(false) };
+        let step = ShapedStep { kind, shape };
+        let Some(id) = self.loaded(step, batch.rows) else { return Ok(false) };
+        self.checks.check(batch, self.shapes.get(shape), true)?;
+        if self.weights.update.is_some() {
+            // The numbers of its update depend on the step in flight.
+            return Ok(false);
+        }
+        self.with_feeds(step, batch, &[], |executor, feeds| {
             let batch = Batch { rows: batch.rows, feeds, ..Batch::default() };
             executor.staging().map_or(Ok(()), |staging| staging.stage(id, &batch))
         })?;
-        Ok(())
+        Ok(true)
     }
 
     /// Whether the step that was started is still in flight.
@@ -70,16 +93,28 @@ impl Session {
         let accumulation = accumulation.filter(|_| training);
         let (accumulate, accumulated) =
             accumulation.map(|how| self.state.accumulate(how, batch.rows)).unzip();
-        let scalars = match training {
-            true => self.state.scalars(&*self.objective.optimizer, 0),
-            false => vec![],
-        };
-        let (seed, step) = (self.state.seed, self.state.steps);
-        if !staged {
-            self.checks.check(batch, true)?;
+        if training {
+            self.check_learning_rate(0)?;
         }
-        let divisors = self.with_feeds(kind, batch, |executor, id, feeds| {
+        let optimizer = &*self.objective.optimizer;
+        let (mut scalars, mut numbers) = (vec![], vec![]);
+        match training {
+            true if self.weights.update.is_some() => {
+                numbers = self.state.numbers(optimizer, accumulate, 0);
+            }
+            true => scalars = self.state.scalars(optimizer, 0),
+            false => {}
+        }
+        let (seed, step) = (self.state.seed, self.state.steps);
+        let shaped = ShapedStep { kind, shape: self.shape_of(batch)? };
+        if !staged {
+            self.checks.check(batch, self.shapes.get(shaped.shape), true)?;
+        }
+        let id = self.ensure_loaded(shaped, batch.rows)?;
+        let of_executor = self.weights.update.is_none();
+        let divisors = self.with_feeds(shaped, batch, &numbers, |executor, feeds| {
             let (rows, scalars) = (batch.rows, &scalars[..]);
+            let (accumulate, staged) = (accumulate.filter(|_| of_executor), staged && of_executor);
             let step = Batch { rows, feeds, seed, step, scalars, accumulate, staged };
             executor.start(id, &step)
         })?;
@@ -93,70 +128,84 @@ impl Session {
         if started.rows == 0 {
             return Ok(0.0);
         }
-        lock(&self.executor).finish(&mut self.fetched)?;
-        let scale = self.fetched.last().map(Vec::as_slice);
+        lock(&self.executor).finish(&mut self.results.fetched)?;
+        let scale = self.results.fetched.last().map(Vec::as_slice);
         let counts = !started.training || self.state.advance(scale);
         if let Some(accumulated) = started.accumulated.filter(|_| counts) {
             self.state.set_accumulated(accumulated);
         }
         let weights = &self.objective.loss_weights;
-        let loss = tally.add(&self.fetched, weights, started.rows, &started.divisors);
+        let loss = tally.add(&self.results.fetched, weights, started.rows, &started.divisors);
         if started.updates && counts {
             self.state.updates += 1;
-            if let Some(id) = self.loaded.constraints {
+            if let Some(id) = self.shapes.constraints {
                 lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
             }
         }
         Ok(loss)
     }
 
-    /// Calls `call` with a program and the feeds of a batch that was checked. Returns what each loss sum
-    /// is divided by.
+    /// Calls `call` with a program and the feeds of a batch that was checked, followed by `numbers`. Returns what each
+    /// loss sum is divided by.
     fn with_feeds(
-        &mut self,
-        kind: StepKind,
+        &self,
+        step: ShapedStep,
         batch: &HostBatch,
-        call: impl FnOnce(&mut dyn Executor, ProgramId, &[FeedData<'_>]) -> Result<(), ExecError>,
+        numbers: &[f32],
+        call: impl FnOnce(&mut dyn Executor, &[FeedData<'_>]) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>> {
-        let id = self.ensure_loaded(kind, batch.rows)?;
+        let constants = self.shapes.get(step.shape).steps.constants(step.kind);
         let divisors = self.divisors(batch)?;
         let rows = self.local_rows(batch)?;
         let scales = inverted(&divisors);
-        let mut feeds: Vec<FeedData<'_>> = Vec::with_capacity(batch.inputs.len() + 4);
-        feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, &rows)));
+        let mut feeds: Vec<FeedData<'_>> =
+            Vec::with_capacity(batch.inputs.len() + constants.len() + 4);
+        feeds.extend(batch.inputs.iter().map(|t| feed(t, &rows)));
+        feeds.extend(constants.iter().map(|values| FeedData::F32(values)));
+        feeds.extend(batch.targets.iter().map(|t| feed(t, &rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[rows]));
-        feeds.extend(scales.chunks(1).map(FeedData::F32));
-        let done = call(&mut **lock(&self.executor), id, &feeds);
-        done.map_err(|e| self.explain_out_of_memory(e, kind, batch.rows))?;
+        feeds.extend(scales.chunks(1).chain(numbers.chunks(1)).map(FeedData::F32));
+        let done = call(&mut **lock(&self.executor), &feeds);
+        done.map_err(|e| self.explain_out_of_memory(e, step, batch.rows))?;
         Ok(divisors)
     }
 
     /// The gradient of the loss on a batch by every trained weight, with the weights' names.
     pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
         let (seed, step) = (self.state.seed, self.state.steps);
-        self.checks.check(batch, true)?;
-        self.with_feeds(StepKind::Gradients, batch, |executor, id, feeds| {
+        let shape = self.shape_of(batch)?;
+        self.checks.check(batch, self.shapes.get(shape), true)?;
+        let shaped = ShapedStep { kind: StepKind::Gradients, shape };
+        let id = self.ensure_loaded(shaped, batch.rows)?;
+        self.with_feeds(shaped, batch, &[], |executor, feeds| {
             executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
         })?;
-        lock(&self.executor).finish(&mut self.fetched)?;
-        let fetches = self.loaded.of(StepKind::Gradients).flat_map(|p| &p.fetches);
+        lock(&self.executor).finish(&mut self.results.fetched)?;
+        let loaded = &self.shapes.get(shape).loaded;
+        let fetches = loaded.of(StepKind::Gradients).flat_map(|p| &p.fetches);
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
-        fetches.zip(&self.fetched).map(tensor).collect()
+        fetches.zip(&self.results.fetched).map(tensor).collect()
     }
 
-    /// Runs the model on a batch; returns one vector per output.
-    pub(crate) fn predict(&mut self, batch: &HostBatch) -> Result<&[Vec<f32>]> {
-        self.checks.check(batch, false)?;
-        let id = self.ensure_loaded(StepKind::Predict, batch.rows)?;
+    /// Runs the model on a batch; returns the type and the values of each output.
+    pub(crate) fn predict(&mut self, batch: &HostBatch) -> Result<(&[Type], &[Vec<f32>])> {
+        let shape = self.shape_of(batch)?;
+        self.checks.check(batch, self.shapes.get(shape), false)?;
+        let shaped = ShapedStep { kind: StepKind::Predict, shape };
+        let id = self.ensure_loaded(shaped, batch.rows)?;
         let local = self.local_rows(batch)?;
-        let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, &local)).collect();
+        let BatchShape { steps, outputs, .. } = self.shapes.get(shape);
+        let inputs = batch.inputs.iter().map(|t| feed(t, &local));
+        let constants = steps.constants(StepKind::Predict).iter();
+        let feeds: Vec<FeedData<'_>> =
+            inputs.chain(constants.map(|values| FeedData::F32(values))).collect();
         let (rows, feeds, seed) = (batch.rows, &feeds[..], self.state.seed);
         let step = Batch { rows, feeds, seed, ..Batch::default() };
-        let done = lock(&self.executor).run(id, &step, &mut self.fetched);
-        done.map_err(|e| self.explain_out_of_memory(e, StepKind::Predict, rows))?;
-        Ok(&self.fetched)
+        let done = lock(&self.executor).run(id, &step, &mut self.results.fetched);
+        done.map_err(|e| self.explain_out_of_memory(e, shaped, rows))?;
+        Ok((outputs, &self.results.fetched))
     }
 
     /// What each output's weighted loss sum is divided by.

@@ -1,12 +1,13 @@
 //! The state of a training run, taken out and put back: counters and tensors.
 
 use super::train_state::mismatch;
-use super::{Session, StepKind, TrainState};
+use super::{Session, TrainState};
 use crate::error::Result;
 use crate::layer::lock;
+use crate::model::update_graph::WeightState;
 use phalanx_exec::StateId;
-use phalanx_graph::Tensor;
 use phalanx_graph::loss_scale::STATE;
+use phalanx_graph::{ParamId, Tensor};
 use std::collections::HashMap;
 
 /// First letter of the names of tensors that are not weights.
@@ -36,6 +37,12 @@ impl Session {
         let (batches, _) = self.state.accumulated();
         named.retain(|weight| self.weights.is_trained(weight.1));
         for (name, param, dims) in named {
+            if let Some(weight) = self.weights.update.as_ref().and_then(|update| update.of(param)) {
+                for (tensor, param, dims) in weight.tensors(&name, batches > 0) {
+                    tensors.push((tensor, Tensor::new(dims, executor.param(param)?)?));
+                }
+                continue;
+            }
             for slot in 0..executor.slots() {
                 let values = executor.read(StateId::Slot(slot, param))?.unwrap_or_default();
                 tensors.push((slot_name(slot, &name), Tensor::new(dims.clone(), values)?));
@@ -57,7 +64,7 @@ impl Session {
         batch: usize,
     ) -> Result<()> {
         self.state.check(&self.def.name, saved)?;
-        self.ensure_loaded(StepKind::Train, batch)?;
+        self.prepare_training(batch)?;
         let mut given: HashMap<&str, &Tensor> =
             tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let model = &self.def.name;
@@ -71,6 +78,12 @@ impl Session {
         for (name, param, dims) in self.weights.named() {
             executor.set_param(param, take(&name, &dims)?)?;
             if !self.weights.is_trained(param) {
+                continue;
+            }
+            if let Some(weight) = self.weights.update.as_ref().and_then(|update| update.of(param)) {
+                for (tensor, param, dims) in weight.tensors(&name, saved.accumulated().0 > 0) {
+                    executor.set_param(param, take(&tensor, &dims)?)?;
+                }
                 continue;
             }
             for slot in 0..executor.slots() {
@@ -97,6 +110,18 @@ impl Session {
         self.state.loss_scale = loss_scale;
         self.weights.take_ownership();
         Ok(())
+    }
+}
+
+impl WeightState {
+    /// The tensors of a weight's state: slots, average and accumulated gradients, if there are any.
+    fn tensors(&self, weight: &str, accumulated: bool) -> Vec<(String, ParamId, Vec<usize>)> {
+        let dims = || self.of.dims.clone();
+        let slots = self.slots.iter().map(|(param, slot)| (*param, slot.dims.clone()));
+        let slots = slots.chain(self.average.map(|param| (param, dims())));
+        let named = |(i, (param, dims))| (slot_name(i, weight), param, dims);
+        let sums = accumulated.then(|| (accumulated_name(weight), self.accumulated, dims()));
+        slots.enumerate().map(named).chain(sums).collect()
     }
 }
 

@@ -64,6 +64,15 @@ impl Tally {
         self.rows == 0.0
     }
 
+    /// Adds another tally of the same losses and metrics.
+    pub(crate) fn merge(&mut self, other: &Tally) {
+        self.rows += other.rows;
+        self.total += other.total;
+        self.outputs.iter_mut().zip(&other.outputs).for_each(|(a, b)| *a += b);
+        let states = self.states.iter_mut().flatten().zip(other.states.iter().flatten());
+        states.for_each(|(a, b)| *a += b);
+    }
+
     fn mean(&self, sum: f64) -> f64 {
         if self.rows > 0.0 { sum / self.rows } else { 0.0 }
     }

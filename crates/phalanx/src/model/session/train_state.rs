@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::json_float::JsonFloat;
+use crate::model::update_graph;
 use crate::optimizers::Optimizer;
 use phalanx_exec::Accumulate;
 use serde::{Deserialize, Serialize};
@@ -50,7 +51,7 @@ impl TrainState {
             skipped: 0,
             accumulated: (0, JsonFloat(0.0)),
             learning_rate: None,
-            optimizer: optimizer.rule().name,
+            optimizer: optimizer.rule_name(),
             deterministic,
             loss_scale: optimizer.inner().map(|(_, scaling)| scaling.initial_scale as f32),
         }
@@ -86,6 +87,21 @@ impl TrainState {
     pub fn scalars(&self, optimizer: &dyn Optimizer, ahead: u64) -> Vec<f32> {
         let rate = self.learning_rate(optimizer, ahead);
         optimizer.scalars(rate, self.updates + 1 + ahead)
+    }
+
+    /// The numbers that an update of whole weights is fed, after `ahead` more updates.
+    pub fn numbers(
+        &self,
+        optimizer: &dyn Optimizer,
+        accumulate: Option<Accumulate>,
+        ahead: u64,
+    ) -> Vec<f32> {
+        let joined = !optimizer.optimizers().is_empty();
+        let rate = |member: &dyn Optimizer| match joined {
+            true => member.common().learning_rate.at(self.iterations() + ahead),
+            false => self.learning_rate(optimizer, ahead),
+        };
+        update_graph::numbers(optimizer, accumulate, self.updates + 1 + ahead, rate)
     }
 
     /// Batches accumulated towards the next update, and their weight.

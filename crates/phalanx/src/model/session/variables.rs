@@ -1,8 +1,9 @@
 //! The optimizer's state as Keras' variables, in Keras' order.
 
-use super::{Session, StepKind, lock};
+use super::{Session, lock};
 use crate::error::{Error, Result};
 use crate::layer::ModelWeight;
+use crate::model::update_graph::members;
 use crate::saving::{Training, TrainingState, Variable, layers_in_order};
 use crate::schedules::LearningRate;
 use phalanx_exec::StateId;
@@ -26,7 +27,7 @@ enum VariableKind {
 
 impl Session {
     /// Returns the trainable weights in Keras' order.
-    fn trainable_weights(&self) -> Vec<&ModelWeight> {
+    pub(super) fn trainable_weights(&self) -> Vec<&ModelWeight> {
         let mut out = vec![];
         for layer in layers_in_order(&self.def) {
             let of_layer = self.weights.all.iter().filter(|w| w.layer.same(&layer));
@@ -67,6 +68,8 @@ impl Session {
                 .optimizer
                 .state_scalars(self.state.updates)
                 .into_iter()
+                // Under a loss scale Keras does not store them.
+                .filter(|_| self.weights.loss_scale.is_none())
                 .map(VariableKind::Scalar),
         );
         out
@@ -74,11 +77,11 @@ impl Session {
 
     /// Returns the compile config with Keras' keys.
     pub(crate) fn compile_config(&self) -> Map<String, Value> {
-        self.objective.compile_config(self.state.set_rate())
+        self.objective.compile_config(self.learning_rate())
     }
 
-    fn stored_learning_rate(&self) -> Option<f64> {
-        self.objective.stored_learning_rate(self.state.set_rate())
+    pub(super) fn stored_learning_rate(&self) -> Option<f64> {
+        self.objective.stored_learning_rate(self.learning_rate())
     }
 
     /// Returns the compile config and the optimizer's state.
@@ -103,30 +106,36 @@ impl Session {
             let text = format!("the learning rate {rate} set in place of a schedule");
             not_saved.push(format!("{text} (BackupAndRestore keeps it)"));
         }
+        for member in members(&*self.objective.optimizer) {
+            if let LearningRate::Custom(schedule) = &member.common().learning_rate {
+                let text = format!("the learning rate schedule {schedule:?}");
+                not_saved.push(format!("{text} (the file has the current rate instead)"));
+            }
+        }
         not_saved
     }
 
     /// Returns the number of batches in a file's accumulators, which Keras derives from the iteration.
-    fn accumulated_in_file(&self) -> u64 {
+    pub(super) fn accumulated_in_file(&self) -> u64 {
         self.objective
             .accumulation_steps()
             .map_or(0, |every| self.state.iterations() % every.max(1))
     }
 
     fn training_state(&self) -> Result<TrainingState> {
+        let weights = self.trainable_weights();
+        if let Some(update) = &self.weights.update {
+            return self.whole_weight_state(update, &weights);
+        }
         let slots = self.objective.optimizer.rule().slots;
         let own_slots = slots.len() - usize::from(self.objective.optimizer.common().use_ema);
-        let weights = self.trainable_weights();
         let executor = lock(&self.executor);
         let started = executor.slots() == slots.len() && !slots.is_empty();
         let (count, weight) = self.state.accumulated();
         let storable = count > 0 && count == self.accumulated_in_file();
         let scale = if storable { (count as f64 / weight) as f32 } else { 0.0 };
         let variable = |kind: VariableKind| match kind {
-            VariableKind::Scalar(value) => {
-                let (name, values) = ("variable".into(), vec![value as f32]);
-                Ok(Variable { name, dims: vec![], values })
-            }
+            VariableKind::Scalar(value) => Ok(Variable::scalar("variable", value as f32)),
             VariableKind::Slot(slot, w) => {
                 // Keras' average of the weights starts at zero.
                 let copy = slots[slot].init == SlotInit::Weight && slot < own_slots;
@@ -159,6 +168,7 @@ impl Session {
             learning_rate: self.stored_learning_rate(),
             scale: scale.transpose()?.and_then(|state| state.try_into().ok()),
             variables: kinds.into_iter().map(variable).collect::<Result<_>>()?,
+            members: vec![],
         })
     }
 
@@ -181,6 +191,10 @@ impl Session {
     /// Restores the state in a file: the iteration, then the learning rate (without a schedule) and the
     /// variables, if the file has any.
     pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
+        if self.weights.loss_scale.is_some() && found.len() == LOSS_SCALE_VARIABLES - 1 {
+            // A loss-scale optimizer that never ran has no inner variables: everything is as the config says.
+            return Ok(());
+        }
         let scaled = self.stored_loss_scale(found);
         let (iteration, found) = match scaled {
             Some((_, iteration)) => (iteration, &found[LOSS_SCALE_VARIABLES..]),
@@ -200,15 +214,21 @@ impl Session {
         };
         let found: Vec<&Tensor> = found.collect();
         let has_variables = !found.is_empty();
-        let slots = self.objective.optimizer.rule().slots;
-        let trained = self.trainable_weights();
-        let params: Vec<_> = trained.iter().map(|w| w.param).collect();
-        let kinds = self.variables(&slots, params.len());
-        if !found.is_empty() {
+        if let Some(update) = self.weights.update.as_ref().filter(|_| has_variables) {
+            self.set_whole_weight_state(update, &found)?;
+        } else if has_variables {
+            let slots = self.objective.optimizer.rule().slots;
+            let trained = self.trainable_weights();
+            let params: Vec<_> = trained.iter().map(|w| w.param).collect();
+            let kinds = self.variables(&slots, params.len());
             let dims: Vec<Vec<usize>> =
                 trained.iter().map(|w| w.layer.weights()[w.index].spec.dims.clone()).collect();
-            check(&kinds, &dims, &found)?;
-            self.ensure_loaded(StepKind::Train, 1)?;
+            let expected = |kind: &VariableKind| match kind {
+                VariableKind::Slot(_, w) | VariableKind::Accumulated(w) => dims[*w].clone(),
+                VariableKind::Scalar(_) => vec![],
+            };
+            check(kinds.iter().map(expected).collect(), &found)?;
+            self.prepare_training(1)?;
             let mut executor = lock(&self.executor);
             for (kind, tensor) in kinds.iter().zip(found) {
                 let values = tensor.f32().unwrap_or_default();
@@ -237,19 +257,15 @@ impl Session {
     }
 }
 
-/// Fails unless the file's variables match those of the optimizer.
-fn check(kinds: &[VariableKind], dims: &[Vec<usize>], found: &[&Tensor]) -> Result<()> {
-    let expected = |kind: &VariableKind| match kind {
-        VariableKind::Slot(_, w) | VariableKind::Accumulated(w) => dims[*w].clone(),
-        VariableKind::Scalar(_) => vec![],
-    };
-    if kinds.len() != found.len() {
-        let expected = format!("{} for the weights that are trained", kinds.len());
+/// Fails unless the file's variables have the dimensions of the optimizer's.
+pub(super) fn check(expected: Vec<Vec<usize>>, found: &[&Tensor]) -> Result<()> {
+    if expected.len() != found.len() {
+        let expected = format!("{} for the weights that are trained", expected.len());
         return Err(Error::argument("optimizer", "variables", expected, found.len()));
     }
-    for (i, (kind, tensor)) in kinds.iter().zip(found).enumerate() {
-        if tensor.dims() != expected(kind) || tensor.f32().is_none() {
-            let (expected, received) = (format!("{:?}", expected(kind)), tensor.dims());
+    for (i, (dims, tensor)) in expected.iter().zip(found).enumerate() {
+        if tensor.dims() != dims || tensor.f32().is_none() {
+            let (expected, received) = (format!("{dims:?}"), tensor.dims());
             let what = format!("variable {i} after the learning rate");
             return Err(Error::argument("optimizer", what, expected, format!("{received:?}")));
         }
@@ -258,8 +274,13 @@ fn check(kinds: &[VariableKind], dims: &[Vec<usize>], found: &[&Tensor]) -> Resu
 }
 
 impl Variable {
+    /// A variable without dimensions.
+    pub(super) fn scalar(name: &str, value: f32) -> Variable {
+        Variable { name: name.into(), dims: vec![], values: vec![value], integer: false }
+    }
+
     /// Creates the variable `slot` of a weight; `values` receives the weight's length.
-    fn for_weight(
+    pub(super) fn for_weight(
         weight: &ModelWeight,
         slot: &str,
         values: impl FnOnce(usize) -> Vec<f32>,
@@ -272,6 +293,7 @@ impl Variable {
             name: format!("{owner}_{}_{slot}", spec.name),
             dims: spec.dims.clone(),
             values: values(len),
+            integer: false,
         }
     }
 }

@@ -17,6 +17,8 @@ struct Ahead {
     batch: HostBatch,
     /// Whether there is one, and where in the data it ends; `None` until it was fetched.
     fetched: Option<(bool, Position)>,
+    /// Whether it was handed in.
+    staged: bool,
 }
 
 impl TrainLoop<'_> {
@@ -29,7 +31,7 @@ impl TrainLoop<'_> {
         let none = Logs::default();
         let mut ahead = Ahead::default();
         while self.plan.requested_steps.is_none_or(|n| self.at.batch < n) && !self.stop {
-            let staged = ahead.fetched.is_some();
+            let staged = ahead.fetched.is_some() && ahead.staged;
             let more = match ahead.fetched.take() {
                 Some((more, at)) => {
                     std::mem::swap(batch, &mut ahead.batch);
@@ -81,7 +83,7 @@ impl TrainLoop<'_> {
         }
         if let Some(validation) = self.data.validation {
             // Programs get memory first; samples take what is left.
-            self.session.ensure_loaded(StepKind::Test, validation.batch_size())?;
+            self.session.preload(StepKind::Test, validation)?;
         }
         self.session.make_resident(StepKind::Train, self.data.training)
     }
@@ -157,7 +159,7 @@ impl TrainLoop<'_> {
         }
         if more {
             self.session.checks.origin = BatchOrigin::Data(TRAINING, at.taken);
-            self.session.stage(StepKind::Train, &ahead.batch)?;
+            ahead.staged = self.session.stage(StepKind::Train, &ahead.batch)?;
         }
         ahead.fetched = Some((more, at));
         Ok(())

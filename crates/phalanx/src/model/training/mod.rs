@@ -11,11 +11,12 @@ pub use self::nan_guard::OnNan;
 use self::data_cursor::DataCursor;
 use self::nan_guard::NanGuard;
 use super::Logs;
-use super::evaluate::evaluate;
-use super::fit::Fit;
+use super::evaluate::{Pass, evaluate};
+use super::fit::{Fit, ValidationFreq};
+use super::pass_events::{Hook, PassEvents};
 use super::run_config::{self, RunConfig};
 use super::run_state::{Header, Position, RunState};
-use super::session::{Session, StepKind, Tally};
+use super::session::{Session, Tally};
 use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, HostBatch, format_digest};
@@ -40,12 +41,14 @@ impl WeightSource for Session {
         self.weights.is_finite()
     }
 
+    fn averages(&self) -> Result<Vec<(String, Vec<f32>)>> {
+        Session::averages(self)
+    }
+
     fn training(&self) -> Result<Option<saving::Training>> {
         self.objective.is_compiled().then(|| Session::training(self)).transpose()
     }
 }
-
-type Hook = fn(&mut dyn Callback, &View<'_>) -> Result<Action>;
 
 /// What is known of a run before its first step.
 struct RunPlan {
@@ -61,6 +64,8 @@ struct RunPlan {
     /// Whether the last batch of an epoch updates with the gradients accumulated so far. `fit` does; an
     /// optimizer that accumulates continues across epochs, as in Keras.
     flush: bool,
+    /// After which epochs to validate, and on how many batches.
+    validation: (ValidationFreq, Option<usize>),
 }
 
 /// How long the current epoch has taken.
@@ -136,6 +141,7 @@ impl<'a> TrainLoop<'a> {
             metrics: logs.into_iter().map(|(name, _)| name).collect(),
             accumulate: fit.accumulate.or(session.objective.accumulation_steps()),
             flush: fit.accumulate.is_some(),
+            validation: (fit.validation_freq, fit.validation_steps),
         };
         let (mut callbacks, verbose) = (fit.callbacks, session.workers.verbose(fit.verbose)?);
         callbacks.retain(|c| session.workers.is_chief() || !c.chief_only());
@@ -220,7 +226,7 @@ impl<'a> TrainLoop<'a> {
         }
         let found = self.session.workers.broadcast_run(found)?;
         // The optimizer's slots exist once the training program is loaded.
-        self.session.ensure_loaded(StepKind::Train, self.data.training.batch_size())?;
+        self.session.prepare_training(self.data.training.batch_size())?;
         let Some(state) = found else {
             let requesting = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
             return self.save_run(&requesting);
@@ -279,9 +285,9 @@ impl<'a> TrainLoop<'a> {
         let ran = self.clock.elapsed();
         self.history.add_run_time(ran);
         let mut logs = self.session.objective.logs(&self.tally);
-        if let Some(validation) = self.data.validation {
-            let data = (validation, VALIDATION);
-            let Some(held) = evaluate(self.session, data, None, &self.interrupt)? else {
+        let due = self.plan.validation.0.is_due(self.at.epoch);
+        if let Some(validation) = self.data.validation.filter(|_| due) {
+            let Some(held) = self.validate(validation)? else {
                 // The epoch's batches are done. A resumed run validates again.
                 return self.interrupted();
             };
@@ -294,6 +300,24 @@ impl<'a> TrainLoop<'a> {
             entry.push("loss_scale", f64::from(scale));
         }
         self.history.push(self.at.epoch, &entry, self.clock.earlier + ran, self.at.rows);
+        Ok(logs)
+    }
+
+    /// Losses and metrics of the validation data; `None` if interrupted.
+    fn validate(&mut self, data: &dyn Dataset) -> Result<Option<Logs>> {
+        let steps = self.plan.validation.1;
+        let pass = Pass { data, name: VALIDATION, steps, interrupt: &self.interrupt };
+        let mut events = PassEvents {
+            callbacks: &mut self.callbacks,
+            epoch: self.at.epoch,
+            epochs: self.plan.epochs,
+            steps: pass.batches(),
+            metrics: &self.plan.metrics,
+            history: &self.history,
+            stopped: false,
+        };
+        let logs = evaluate(self.session, &pass, None, &mut events)?;
+        self.stop |= events.stopped;
         Ok(logs)
     }
 
@@ -330,9 +354,7 @@ impl<'a> TrainLoop<'a> {
                 self.stop = true;
                 Ok(())
             }
-            Action::SetLearningRate(rate) => {
-                self.session.state.set_learning_rate(&self.session.def.name, rate)
-            }
+            Action::SetLearningRate(rate) => self.session.set_learning_rate(rate),
             Action::RestoreWeights(weights) => self.session.weights.write(&weights),
         }
     }
@@ -450,6 +472,7 @@ fn view<'a>(
         epoch: at.epoch,
         epochs: plan.epochs,
         step: session.state.steps,
+        batch: at.batch,
         steps_per_epoch: plan.steps,
         logs,
         metrics: &plan.metrics,

@@ -1,5 +1,6 @@
-//! The zip archive of a `.keras` file: `metadata.json`, `config.json`, `model.weights.h5`.
+//! The zip archive of a `.keras` file: `metadata.json`, `config.json`, `model.weights.h5`, and vocabularies in `assets`.
 
+use super::assets::{ASSETS, Assets, VOCABULARY};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::saving::open_file;
@@ -24,6 +25,8 @@ const MAX_CONFIG: u64 = 100_000_000;
 const UNLIMITED_RATIO_BYTES: u64 = 16_000_000;
 /// The same for text, whose parsed form is many times larger.
 const UNLIMITED_RATIO_TEXT_BYTES: u64 = 1_000_000;
+/// Maximum size of all vocabularies in bytes.
+const MAX_ASSETS: u64 = 500_000_000;
 /// Maximum entry count that the end record of an archive can hold.
 const MAX_ENTRY_COUNT: usize = u16::MAX as usize;
 /// Maximum compression ratio of larger members.
@@ -34,6 +37,8 @@ pub(super) struct Archive {
     pub config: Vec<u8>,
     pub weights: Vec<u8>,
     pub metadata: Option<Vec<u8>>,
+    /// The vocabularies.
+    pub assets: Assets,
 }
 
 /// A file that records I/O errors, because the zip reader reports them as damage.
@@ -87,6 +92,10 @@ fn members(path: &Path, mut file: ErrorTrackingFile) -> Result<Archive> {
             crate::saving::truncate(name)
         )));
     }
+    let is_vocabulary =
+        |name: &&str| name.starts_with(ASSETS) && name.rsplit('/').next() == Some(VOCABULARY);
+    let vocabularies: Vec<String> =
+        zip.file_names().filter(is_vocabulary).map(String::from).collect();
     let mut member = |name: &str, small: u64, most: u64| -> Result<Option<Vec<u8>>> {
         let mut member = match zip.by_name(name) {
             Ok(member) => member,
@@ -109,7 +118,18 @@ fn members(path: &Path, mut file: ErrorTrackingFile) -> Result<Archive> {
     let metadata = member(METADATA, UNLIMITED_RATIO_TEXT_BYTES, MAX_CONFIG)?;
     let config = member(CONFIG, UNLIMITED_RATIO_TEXT_BYTES, MAX_CONFIG)?;
     let weights = member(WEIGHTS, UNLIMITED_RATIO_BYTES, u64::MAX / 2)?;
+    let mut assets = Assets::new();
+    let mut total = 0u64;
+    for name in vocabularies {
+        let bytes = member(&name, UNLIMITED_RATIO_TEXT_BYTES, MAX_CONFIG)?.unwrap_or_default();
+        total = total.saturating_add(bytes.len() as u64);
+        if total > MAX_ASSETS {
+            return Err(wrong(format!("vocabularies of more than {MAX_ASSETS} bytes")));
+        }
+        assets.insert(name, bytes);
+    }
     Ok(Archive {
+        assets,
         config: config.ok_or_else(|| wrong(format!("an archive without {CONFIG}")))?,
         weights: weights.ok_or_else(|| wrong(format!("an archive without {WEIGHTS}")))?,
         metadata,
@@ -141,6 +161,7 @@ pub(super) fn write(
     notes: &BTreeMap<String, String>,
     config: &str,
     weights: &[u8],
+    assets: &[(String, String)],
 ) -> io::Result<()> {
     let mut metadata = serde_json::json!({
         "keras_version": super::KERAS_VERSION,
@@ -157,7 +178,9 @@ pub(super) fn write(
     let members =
         [(METADATA, metadata.to_string().into_bytes()), (CONFIG, config.as_bytes().to_vec())];
     let weights = (WEIGHTS, weights);
-    for (name, bytes) in members.iter().map(|(n, b)| (*n, &b[..])).chain([weights]) {
+    let members = members.iter().map(|(name, bytes)| (*name, &bytes[..])).chain([weights]);
+    let assets = assets.iter().map(|(path, content)| (path.as_str(), content.as_bytes()));
+    for (name, bytes) in members.chain(assets) {
         zip.start_file(name, options).map_err(io::Error::other)?;
         zip.write_all(bytes)?;
     }
@@ -174,7 +197,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model.keras");
         let mut out = vec![];
-        write(&mut out, &BTreeMap::new(), "{}", b"weights").unwrap();
+        write(&mut out, &BTreeMap::new(), "{}", b"weights", &[]).unwrap();
         std::fs::write(&path, &out).unwrap();
         read(&path).map(|archive| assert_eq!(archive.weights, b"weights")).unwrap();
         // A file opened only for writing cannot be read.

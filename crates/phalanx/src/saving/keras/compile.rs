@@ -21,6 +21,8 @@ pub(crate) fn optimizer(optimizer: &dyn Optimizer, rate: Option<f64>) -> Value {
     let own = match &optimizer.common().learning_rate {
         LearningRate::Constant(rate) => Some(*rate),
         LearningRate::Schedule(_) => None,
+        // The file keeps the rate, not the schedule.
+        LearningRate::Custom(_) => Some(optimizer.common().learning_rate.at(0)),
     };
     if let Some(rate) = own.map(|own| rate.unwrap_or(own)) {
         config.insert("learning_rate".into(), f64::from(rate as f32).into());

@@ -1,11 +1,14 @@
 //! Serialization of a model's structure as Keras' `config.json`.
 
+use super::assets::vocabulary_file;
 use super::order::{ListEntry, identity, is_chain, order};
 use crate::layer::{Argument, Arguments, LayerHandle};
-use crate::layers::nested::dtype_policy;
-use crate::model::{Call, Callee, Definition, Input, IoStructure, ModelCall, Symbol};
+use crate::layers::nested::{dtype_value, for_each_policy, policy_value};
+use crate::model::{
+    Call, Callee, Definition, Input, IoStructure, ModelCall, Shape, Symbol, ValueType,
+};
 use crate::ops;
-use phalanx_graph::{DType, Type};
+use phalanx_graph::DType;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,10 +16,18 @@ use std::sync::Arc;
 /// The two serialization formats of Keras.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::saving) enum Style {
-    /// With modules, as in `.keras`.
+    /// With modules, as in `.keras`, whose archive holds vocabularies beside the config.
+    Archive,
+    /// The same with vocabularies in the config.
     Version3,
     /// Classes and configs only, as in legacy `.h5`.
     Legacy,
+}
+
+impl Style {
+    fn has_modules(self) -> bool {
+        self != Style::Legacy
+    }
 }
 
 /// The model as an object, without compile arguments.
@@ -55,19 +66,9 @@ fn dtype(dtype: DType) -> &'static str {
     }
 }
 
-/// A shape with an open batch dimension.
-fn shape(dims: &[usize]) -> Value {
-    let axes = dims.iter().map(|d| Value::from(*d));
-    std::iter::once(Value::Null).chain(axes).collect()
-}
-
-/// The shape of an input, in which open sizes are null.
-fn input_shape(input: &Input) -> Value {
-    let size = |(axis, d): (usize, &usize)| match input.is_open(axis) {
-        true => Value::Null,
-        false => Value::from(*d),
-    };
-    let axes = input.dims.iter().enumerate().map(size);
+/// A shape with an open batch dimension, in which open sizes are null.
+fn shape(shape: &Shape) -> Value {
+    let axes = shape.sizes().iter().map(|size| size.map_or(Value::Null, Value::from));
     std::iter::once(Value::Null).chain(axes).collect()
 }
 
@@ -81,7 +82,7 @@ impl Writer {
         let mut object = Map::new();
         object.insert("class_name".into(), class.into());
         object.insert("config".into(), config);
-        if self.style == Style::Version3 {
+        if self.style.has_modules() {
             object.insert("module".into(), module.into());
             // Classes that Keras does not export are registered under their own name.
             let exported = matches!(module, "keras" | "keras.layers");
@@ -96,15 +97,15 @@ impl Writer {
     }
 
     fn sequential(&self, def: &Definition) -> Map<String, Value> {
-        let input = input_shape(def.input(0));
+        let input = shape(&def.input(0).shape);
         let layers: Vec<Value> =
             def.members.iter().map(|m| self.callee(&m.name, &m.callee).into()).collect();
         let config = json!({
-            "name": def.name, "trainable": trainable(def), "dtype": dtype_policy(), "layers": layers,
+            "name": def.name, "trainable": trainable(def), "dtype": policy_value(def.dtype_policy()), "layers": layers,
             "build_input_shape": input,
         });
         let mut object = self.object("keras", "Sequential", config);
-        if self.style == Style::Version3 {
+        if self.style.has_modules() {
             object.insert("build_config".into(), json!({ "input_shape": input }));
         }
         object
@@ -151,7 +152,7 @@ impl Writer {
             "output_layers": tensors(&def.outputs, &def.output_structure),
         });
         let mut object = self.object("keras.src.models.functional", "Functional", config);
-        if self.style == Style::Version3 {
+        if self.style.has_modules() {
             object.insert("build_config".into(), json!({ "input_shape": null }));
         }
         object
@@ -165,7 +166,7 @@ impl Writer {
                 Value::Object(mut object) => {
                     // Its name in the enclosing model.
                     object["config"]["name"] = name.into();
-                    if self.style == Style::Version3 {
+                    if self.style.has_modules() {
                         object.insert("compile_config".into(), json!({}));
                     }
                     object
@@ -176,7 +177,8 @@ impl Writer {
     }
 
     fn input(&self, name: &str, input: &Input) -> Map<String, Value> {
-        let config = json!({ "batch_shape": input_shape(input), "dtype": dtype(input.dtype),
+        let dtype = if input.text { "string" } else { dtype(input.dtype) };
+        let config = json!({ "batch_shape": shape(&input.shape), "dtype": dtype,
                              "sparse": false, "name": name });
         self.object("keras.layers", "InputLayer", config)
     }
@@ -188,12 +190,28 @@ impl Writer {
         if ops::is_op(module) {
             return self.object(module, class, config.into());
         }
-        if class.starts_with("SpatialDropout") {
+        if let Some(vocabulary) = layer.layer().vocabulary()
+            && (self.style != Style::Archive || vocabulary_file(layer.layer()).is_none())
+        {
+            let entries = vocabulary.config_entries().into_iter();
+            config.extend(entries.map(|(key, value)| (key.to_string(), value)));
+        }
+        let dtype = layer.layer().dtype();
+        if class.starts_with("SpatialDropout")
+            || matches!(class, "Discretization" | "HashedCrossing")
+        {
             // Keras' own layer accepts no more than this.
-            config.insert("dtype".into(), "float32".into());
+            config.insert("dtype".into(), dtype.into());
         } else {
             config.insert("trainable".into(), layer.trainable().into());
-            config.insert("dtype".into(), dtype_policy());
+            let policy = match dtype {
+                "float32" => policy_value(layer.dtype_policy().unwrap_or_default()),
+                other => dtype_value(other),
+            };
+            for value in config.values_mut() {
+                for_each_policy(value, &mut |dtype| *dtype = policy.clone());
+            }
+            config.insert("dtype".into(), policy);
         }
         let mut object = self.object(module, class, config.into());
         if let Some(number) = self.shared.get(&identity(layer)) {
@@ -267,13 +285,17 @@ impl<'a> Nodes<'a> {
     fn tensor(&self, symbol: &Symbol) -> Value {
         let (name, number) = self.node_index(symbol);
         let ty = self.ty(symbol);
+        let dtype = match &symbol.call.callee {
+            Callee::Input(input) if input.text => "string",
+            _ => dtype(ty.dtype()),
+        };
         json!({ "class_name": "__keras_tensor__", "config": {
-            "shape": shape(&ty.dims), "dtype": dtype(ty.dtype),
+            "shape": shape(&ty.shape()), "dtype": dtype,
             "keras_history": [name, number, symbol.output],
         }})
     }
 
-    fn ty(&self, symbol: &Symbol) -> Type {
+    fn ty(&self, symbol: &Symbol) -> ValueType {
         if let Callee::Model(inner) = &symbol.call.callee {
             return inner.output_types[symbol.output].clone();
         }

@@ -1,13 +1,16 @@
 //! Keras 3 files: `.keras` (structure, weights, compile arguments, optimizer) and `.weights.h5`.
 
 mod archive;
+mod assets;
 mod compile;
 mod config;
 mod graph;
+mod optimizer_order;
 mod order;
 mod read;
 mod weights;
 
+pub(super) use assets::{Assets, set_vocabularies};
 pub(super) use compile::{compile, compile_for_evaluation};
 pub(crate) use compile::{object, optimizer as optimizer_object};
 pub(super) use config::{Style, model as model_config};
@@ -15,8 +18,8 @@ pub(crate) use order::layers as layers_in_order;
 pub(super) use order::listed;
 pub(super) use read::{PLAIN_NAME, is_plain_name, model as read_structure};
 pub(super) use weights::{
-    ByLayer, Staged, Variables, content, fault, read as read_weights, read_variables, values,
-    variables, variables_at,
+    ByLayer, Staged, Variables, content, fault, layer_paths, read as read_weights, read_variables,
+    values, variables, variables_at,
 };
 
 use super::{Stored, Training, json};
@@ -36,8 +39,12 @@ const NOTES: &str = "phalanx_notes";
 pub(super) const KERAS_VERSION: &str = "3.15.0";
 
 /// Structure and compile arguments, as in `config.json`.
-pub(super) fn whole_config(def: &Definition, compiled: Option<&Map<String, Value>>) -> Value {
-    let mut model = model_config(def, Style::Version3);
+pub(super) fn whole_config(
+    def: &Definition,
+    style: Style,
+    compiled: Option<&Map<String, Value>>,
+) -> Value {
+    let mut model = model_config(def, style);
     model["compile_config"] = compiled.map_or(json!({}), |config| config.clone().into());
     model
 }
@@ -49,9 +56,10 @@ pub(super) fn write(
     weights: &[(String, Tensor)],
     training: Option<&Training>,
 ) -> io::Result<()> {
-    let config = whole_config(def, training.map(|t| &t.config)).to_string();
+    let config = whole_config(def, Style::Archive, training.map(|t| &t.config)).to_string();
     let weights = content(def, &ByLayer::new(def, weights), training).to_bytes();
-    archive::write(out, &def.notes(), &config, &weights.map_err(io::Error::other)?)
+    let weights = weights.map_err(io::Error::other)?;
+    archive::write(out, &def.notes(), &config, &weights, &assets::files(def))
 }
 
 /// The metadata set by the user.
@@ -74,9 +82,10 @@ pub(super) fn open(path: &Path) -> Result<Stored> {
     let archive = archive::read(path)?;
     let wrong =
         |what: &str, error: serde_json::Error| Error::file(path, format!("JSON in {what}"), error);
-    let config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
+    let mut config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
+    optimizer_order::keep(&archive.config, &mut config);
     let metadata = archive.metadata.map(|bytes| json::parse(&bytes)).transpose();
     let metadata = metadata.map_err(|e| wrong("metadata.json", e))?;
     let file = File::from_bytes(archive.weights).map_err(|e| fault(path, e))?;
-    Ok(Stored { config: Some(config), metadata, file })
+    Ok(Stored { config: Some(config), metadata, file, assets: archive.assets })
 }

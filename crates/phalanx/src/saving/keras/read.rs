@@ -8,8 +8,8 @@ use super::graph::Graph;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
-use crate::layers::nested::policy_name;
-use crate::model::{Callee, Definition, Input, ModelKind, OpenAxes, Symbol};
+use crate::layers::nested::{POLICIES, for_each_policy, parse_policy, policy_name};
+use crate::model::{Callee, Definition, Input, ModelKind, Symbol};
 use crate::ops;
 use phalanx_graph::{DType, text};
 use serde_json::{Map, Value};
@@ -260,9 +260,6 @@ fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee
     input_of_shape(owner, shape)
 }
 
-/// The size that stands for an open one. Only the weights follow from it, so any size that the layers accept will do.
-const STAND_IN: usize = 256;
-
 /// An input from a shape with an open batch dimension. Other sizes that are null stay open.
 fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let wrong = || {
@@ -272,19 +269,11 @@ fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let Some([Value::Null, sizes @ ..]) = shape.as_array().map(Vec::as_slice) else {
         return Err(wrong());
     };
-    let (mut dims, mut axes) = (vec![], vec![]);
-    for (axis, size) in sizes.iter().enumerate() {
-        dims.push(match size {
-            Value::Null => {
-                axes.push(axis);
-                STAND_IN
-            }
-            size => size.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)?,
-        });
-    }
-    let mut input = Input::new(dims);
-    input.open = OpenAxes { axes, given: false };
-    Ok(input)
+    let size = |size: &Value| match size {
+        Value::Null => Ok(None),
+        size => size.as_u64().and_then(|n| usize::try_from(n).ok()).map(Some).ok_or_else(wrong),
+    };
+    Ok(Input::new(sizes.iter().map(size).collect::<Result<Vec<Option<usize>>>>()?))
 }
 
 fn input(object: &Object<'_>) -> Result<Input> {
@@ -298,12 +287,15 @@ fn input(object: &Object<'_>) -> Result<Input> {
     let null = Value::Null;
     let shape = object.config.get("batch_shape").or(object.config.get("batch_input_shape"));
     let mut input = input_of_shape(&owner, shape.unwrap_or(&null))?.named(name);
+    if object.config.get("dtype").and_then(policy_name) == Some("string") {
+        return Ok(input.strings());
+    }
     input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy_name) {
         Some("float32") => DType::F32,
         Some("int32" | "int64" | "int16" | "int8" | "uint8" | "uint16" | "uint32") => DType::I32,
         other => {
             let received = other.unwrap_or("another kind of value");
-            return Err(Error::argument(owner, "dtype", "float32 or integers", received));
+            return Err(Error::argument(owner, "dtype", "float32, integers or string", received));
         }
     };
     Ok(input)
@@ -314,9 +306,21 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();
     let dtype = config.remove("dtype");
-    if dtype.as_ref().map_or(Some("float32"), policy_name) != Some("float32") {
-        let received = dtype.as_ref().map(brief).unwrap_or_default();
-        return Err(Error::argument(owner(), "dtype", "float32", received));
+    // Some layers of integers have a type of their own, which is checked below.
+    let is_integer = matches!(dtype.as_ref().and_then(policy_name), Some("int32" | "int64"));
+    let policy = parse_policy(dtype.as_ref().filter(|_| !is_integer))
+        .map_err(|received| Error::argument(owner(), "dtype", POLICIES, received))?;
+    let mut other = None;
+    for value in config.values_mut() {
+        for_each_policy(value, &mut |dtype| {
+            if parse_policy(Some(dtype)) != Ok(policy) {
+                other = Some(brief(dtype));
+            }
+        });
+    }
+    if let Some(other) = other {
+        let expected = format!("{}, as the layer itself has", policy.name());
+        return Err(Error::argument(owner(), "dtype of its inner layer", expected, other));
     }
     let trainable = match config.remove("trainable") {
         None | Some(Value::Null) => true,
@@ -339,5 +343,10 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         }
         other => other,
     })?;
-    Ok(LayerHandle::new(layer, Some(name.into()), trainable))
+    if is_integer != (layer.dtype() == "int64") && dtype.is_some() {
+        let expected = if layer.dtype() == "int64" { "int32 or int64" } else { POLICIES };
+        let received = dtype.as_ref().map(brief).unwrap_or_default();
+        return Err(Error::argument(owner(), "dtype", expected, received));
+    }
+    Ok(LayerHandle::new(layer, Some(name.into()), trainable).with_dtype_policy(policy))
 }

@@ -1,6 +1,7 @@
 //! Weights in `.weights.h5`: `layers/<class>[_k]/vars/<i>`, numbered by class in Keras' order, and the
 //! variables of the optimizer.
 
+use super::assets::{read_idf_weights, write_idf_weights};
 use super::order::{identity, is_chain, listed};
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
@@ -14,16 +15,16 @@ use std::fmt::Display;
 use std::path::Path;
 
 /// The location of the variables of a layer or model in a file.
-struct Slot {
+pub(super) struct Slot {
     /// Path of the group.
-    path: String,
-    name: String,
-    layer: Option<LayerHandle>,
+    pub path: String,
+    pub name: String,
+    pub layer: Option<LayerHandle>,
 }
 
 /// All layers and models with their locations in the file, in order. A layer shared by several models of
 /// the file has several locations, because Python does not always know that it is shared.
-fn slots(def: &Definition) -> Vec<Slot> {
+pub(super) fn slots(def: &Definition) -> Vec<Slot> {
     fn collect(def: &Definition, path: &str, name: &str, out: &mut Vec<Slot>) {
         out.push(Slot { path: path.into(), name: name.into(), layer: None });
         let mut counts: HashMap<String, usize> = HashMap::new();
@@ -60,6 +61,12 @@ fn slots(def: &Definition) -> Vec<Slot> {
     out
 }
 
+/// The layers of a model with the paths of their groups, in order.
+pub(in crate::saving) fn layer_paths(def: &Definition) -> Vec<(String, LayerHandle)> {
+    let path = |slot: Slot| Some((slot.path.trim_end_matches('/').to_string(), slot.layer?));
+    slots(def).into_iter().filter_map(path).collect()
+}
+
 /// The location of a weight below its layer's group.
 struct Location {
     /// `vars`, or `cell/vars` for a weight of the sublayer `cell`.
@@ -70,6 +77,8 @@ struct Location {
     owner: String,
     /// The weight's name in the layer.
     weight: String,
+    /// Its number among the layer's own weights, if it is listed there too.
+    own_number: Option<usize>,
 }
 
 /// The locations of a layer's weights, in order.
@@ -81,7 +90,14 @@ fn locations(layer: &LayerHandle) -> Vec<Location> {
         let count = counts.entry(sublayer.clone()).or_default();
         let number = *count;
         *count += 1;
+        let mut own_number = None;
+        if w.spec.listed_twice {
+            let own = counts.entry(String::new()).or_default();
+            own_number = Some(*own);
+            *own += 1;
+        }
         Location {
+            own_number,
             group: if sublayer.is_empty() { "vars".into() } else { format!("{sublayer}/vars") },
             number,
             owner: sublayer.rsplit('/').next().unwrap_or_default().into(),
@@ -134,6 +150,7 @@ pub(in crate::saving) fn content(
         let vars = format!("{}vars", slot.path);
         root.group(&vars).attribute("name", slot.name);
         let Some(layer) = slot.layer else { continue };
+        write_idf_weights(layer.layer(), &slot.path, &mut root);
         for (tensor, location) in weights.get(&layer).iter().zip(locations(&layer)) {
             let data = tensor.f32().unwrap_or_default();
             let group = format!("{}{}", slot.path, location.group);
@@ -142,6 +159,10 @@ pub(in crate::saving) fn content(
             }
             let dataset = format!("{group}/{}", location.number);
             root.dataset(&dataset, tensor.dims(), values(&layer, &location.weight, data));
+            if let Some(number) = location.own_number {
+                let dataset = format!("{vars}/{number}");
+                root.dataset(&dataset, tensor.dims(), values(&layer, &location.weight, data));
+            }
         }
     }
     if let Some(Training { optimizer, state, .. }) = training {
@@ -151,8 +172,21 @@ pub(in crate::saving) fn content(
                 root.dataset(&format!("{vars}/{i}"), &dims, values);
             }
         };
+        let inner = match state.scale {
+            Some(_) => "optimizer/inner_optimizer/",
+            None => "optimizer/",
+        };
         if state.scale.is_some() {
-            put("optimizer/inner_optimizer/vars", optimizer, inner_variables(state));
+            put(&format!("{inner}vars"), optimizer, inner_variables(state));
+        }
+        let mut taken: HashMap<String, usize> = HashMap::new();
+        for (class, range) in &state.members {
+            let name = snake_case(class);
+            let count = taken.entry(name.clone()).or_default();
+            let path = if *count == 0 { name.clone() } else { format!("{name}_{count}") };
+            *count += 1;
+            let own = state.variables[range.clone()].iter().map(entry).collect();
+            put(&format!("{inner}optimizers/{path}/vars"), &name, own);
         }
         let name = if state.scale.is_some() { "loss_scale_optimizer" } else { optimizer };
         put("optimizer/vars", name, variables(state));
@@ -187,9 +221,16 @@ fn inner_variables(state: &TrainingState) -> Vec<Entry> {
     if let Some(rate) = state.learning_rate {
         out.push(("learning_rate".into(), vec![], Values::F32(vec![rate as f32])));
     }
-    let one = |v: &Variable| (v.name.clone(), v.dims.clone(), Values::F32(v.values.clone()));
-    out.extend(state.variables.iter().map(one));
+    out.extend(state.variables.iter().map(entry));
     out
+}
+
+fn entry(v: &Variable) -> Entry {
+    let values = match v.integer {
+        true => Values::I32(v.values.iter().map(|v| *v as i32).collect()),
+        false => Values::F32(v.values.clone()),
+    };
+    (v.name.clone(), v.dims.clone(), values)
 }
 
 /// New values of layers, validated but not yet set.
@@ -203,7 +244,7 @@ pub(in crate::saving) fn fault(path: &Path, received: impl Display) -> Error {
 
 /// Reads all weights of a model.
 pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Result<Staged> {
-    let mut staged = vec![];
+    let (mut staged, mut idf_weights) = (vec![], vec![]);
     let mut faults = vec![];
     let mut seen = HashSet::new();
     for slot in slots(def) {
@@ -218,8 +259,9 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         // Sequential models of some versions omit layers without weights.
         let members = |group: &&str| file.root().group(&format!("{}{group}", slot.path));
         let found: usize = groups.iter().map(|g| members(g).map_or(0, |g| g.members().len())).sum();
-        if found != specs.len() {
-            let expected = specs.len();
+        let idf = read_idf_weights(path, file, layer.layer(), &slot.path)?;
+        let expected = specs.len() + locations.iter().filter(|l| l.own_number.is_some()).count();
+        if found != expected + usize::from(idf.is_some()) {
             faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
             continue;
         }
@@ -234,9 +276,13 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
             }
             tensors.push(dataset.read_f32().map_err(|e| fault(path, e))?);
         }
+        idf_weights.extend(idf.map(|weights| (layer.clone(), weights)));
         staged.push((layer, tensors));
     }
     if faults.is_empty() {
+        for (layer, weights) in idf_weights {
+            layer.layer().vocabulary().into_iter().for_each(|v| v.set_idf_weights(weights.clone()));
+        }
         return Ok(staged);
     }
     let expected = format!("the weights of model '{}'", def.name);

@@ -242,8 +242,13 @@ impl Epoch for Once<'_> {
 fn given(change: fn(&mut HostBatch)) -> Arc<dyn Dataset> {
     let (x, y) = clouds(3);
     let sample_weight = vec![1.0; 3];
-    let mut batch =
-        HostBatch { rows: 3, local: None, inputs: vec![x], targets: vec![y], sample_weight };
+    let mut batch = HostBatch {
+        rows: 3,
+        inputs: vec![x],
+        targets: vec![y],
+        sample_weight,
+        ..HostBatch::default()
+    };
     change(&mut batch);
     Arc::new(Given(Some(batch)))
 }

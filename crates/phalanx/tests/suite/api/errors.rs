@@ -115,7 +115,7 @@ fn compile_checks_its_losses_and_metrics() {
         ),
         (
             || {
-                let x = Input::new([]).symbol();
+                let x = Input::new([0; 0]).symbol();
                 let mut model = Model::new(&x, &x)?;
                 model.compile(Compile::new("sgd").loss("sparse_categorical_crossentropy"))
             },

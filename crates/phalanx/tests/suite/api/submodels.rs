@@ -26,7 +26,7 @@ fn a_chain_is_cut_at_a_layer_and_shares_its_weights() {
     let features = Model::new(model.inputs(), model.layer_output("features").unwrap()).unwrap();
     assert_eq!(
         (names(&features), features.output_shapes()),
-        (vec!["features".into()], vec![vec![8]])
+        (vec!["features".into()], vec![Shape::from([8])])
     );
     let x = clouds(6).0;
     let before = features.predict(&x).unwrap();

@@ -18,8 +18,8 @@ fn predictions_from_several_threads_are_those_of_one() {
             let ask = |n: usize| {
                 let (model, x) = (&model, &x);
                 scope.spawn(move || {
-                    let batches = Inference::new().batch_size(1 + n);
-                    (0..5).map(|_| model.predict_with(x, batches.clone()).unwrap().remove(0)).last()
+                    let batches = || Inference::new().batch_size(1 + n);
+                    (0..5).map(|_| model.predict_with(x, batches()).unwrap().remove(0)).last()
                 })
             };
             let threads: Vec<_> = (0..8).map(ask).collect();

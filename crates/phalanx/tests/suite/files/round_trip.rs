@@ -1,6 +1,6 @@
 //! Round trips: loading a file restores what was saved.
 
-use super::{TempDir, chain, graph, numbers};
+use super::{TempDir, chain, graph, numbers, unzip};
 use phalanx::data::Arrays;
 use phalanx::prelude::*;
 
@@ -194,4 +194,52 @@ fn models_without_names_are_numbered_inside_another() {
     assert_eq!(names(&model), ["sequential/dense", "sequential_1/dense"]);
     assert_eq!(names(&loaded), names(&model));
     assert_eq!(bits(&loaded), bits(&model));
+}
+
+/// The dtype policies of the layers in a file.
+fn policies(path: &std::path::Path) -> Vec<&'static str> {
+    let members = unzip(path);
+    let (_, config) = members.iter().find(|(name, _)| name == "config.json").unwrap();
+    let config: serde_json::Value = serde_json::from_slice(config).unwrap();
+    let mut names = vec![];
+    for layer in config["config"]["layers"].as_array().unwrap() {
+        let name = layer["config"]["dtype"]["config"]["name"].as_str().unwrap_or("float32");
+        names.push(Policy::from_name(name).unwrap().name());
+        let inner = &layer["config"]["layer"]["config"]["dtype"]["config"]["name"];
+        names.extend(inner.as_str().map(|name| Policy::from_name(name).unwrap().name()));
+    }
+    names
+}
+
+#[test]
+fn dtype_policies_of_layers_are_kept() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/described_mixed.keras");
+    let path = std::path::Path::new(path);
+    let mixed = "mixed_float16";
+    let expected = ["float32", mixed, mixed, mixed, "float32"];
+    let dir = TempDir::new();
+    let mut model = load_model(path).unwrap();
+    assert_eq!(model.dtype_policy().unwrap(), Policy::MixedFloat16);
+    assert_eq!(policies(path), expected);
+    model.save(dir.at("back.keras")).unwrap();
+    assert_eq!(policies(&dir.at("back.keras")), expected);
+    // The strategy's own policy is stronger.
+    let strategy = MirroredStrategy::cpus(1).unwrap().policy(Policy::Float32);
+    model.compile(Compile::new("sgd").loss("mse").strategy(strategy)).unwrap();
+    assert_eq!(model.dtype_policy().unwrap(), Policy::Float32);
+}
+
+#[test]
+fn layers_cannot_mix_two_kinds_of_mixed_precision() {
+    let layer = |units, policy| LayerHandle::from(Dense::new(units)).with_dtype_policy(policy);
+    let mut model = Sequential::new()
+        .add(Input::new([4]))
+        .add(layer(3, Policy::MixedFloat16))
+        .add(layer(2, Policy::MixedBfloat16))
+        .build()
+        .unwrap();
+    let error = model.compile(Compile::new("sgd").loss("mse")).unwrap_err().to_string();
+    let expected = "layer 'dense_1': dtype: expected mixed_float16, as other layers have, or float32, \
+                    received mixed_bfloat16";
+    assert_eq!(error, expected);
 }

@@ -191,3 +191,35 @@ fn relu_as_an_activation_is_one_node_and_linear_none() {
     assert_eq!(ops(Dense::new(3).activation("relu")), "feed param param dot relu");
     assert_eq!(ops(Dense::new(3).use_bias(false)), "feed param dot");
 }
+
+#[test]
+fn a_recurrent_layer_is_one_op_unless_its_options_need_every_step() {
+    let ops = |layer: LayerHandle, steps: usize| {
+        let called = call(&layer, true, &[Type::rows([steps, 2])]).unwrap();
+        let names = called.lowering.graph.nodes().iter().map(|n| n.op.name().to_string());
+        names.collect::<Vec<_>>()
+    };
+    let fused: [fn() -> LayerHandle; 4] = [
+        || LSTM::new(3).into(),
+        || GRU::new(3).return_sequences(true).into(),
+        || RNN::new(LSTMCell::new(3).dropout(0.5)).go_backwards(true).into(),
+        || Bidirectional::new(GRU::new(3).use_bias(false)).into(),
+    ];
+    for layer in fused {
+        let (short, long) = (ops(layer(), 2), ops(layer(), 50));
+        assert_eq!(short, long);
+        assert!(long.contains(&"recurrent".to_string()), "{long:?}");
+    }
+    let unrolled: [fn() -> LayerHandle; 5] = [
+        || SimpleRNN::new(3).into(),
+        || LSTM::new(3).activation("relu").into(),
+        || LSTM::new(3).recurrent_dropout(0.5).into(),
+        || GRU::new(3).reset_after(false).into(),
+        || GRU::new(3).recurrent_activation("hard_sigmoid").into(),
+    ];
+    for layer in unrolled {
+        let (short, long) = (ops(layer(), 2), ops(layer(), 50));
+        assert!(long.len() > 5 * short.len(), "{} and {}", short.len(), long.len());
+        assert!(!long.contains(&"recurrent".to_string()), "{long:?}");
+    }
+}

@@ -68,6 +68,42 @@ fn pipelines_and_weighted_means_work_too() {
     }
 }
 
+/// The length to pad to belongs to the global batch, so every worker has the shape that one process would have.
+#[test]
+fn batches_of_different_lengths_work_too() {
+    let elements: Vec<Vec<Tensor>> = (0..19)
+        .map(|i| {
+            let length = 1 + i * 5 % 7;
+            let x: Vec<f32> = (0..length * 2).map(|at| (i + at + 1) as f32 / 30.0).collect();
+            let y = vec![i as f32 / 19.0];
+            vec![Tensor::new([length, 2], x).unwrap(), Tensor::new([1], y).unwrap()]
+        })
+        .collect();
+    let run = |strategy: MultiWorkerMirroredStrategy| {
+        let x = Input::new([None, Some(2)]).symbol();
+        let y = GRU::new(3).apply(Masking::new().apply(&x));
+        let mut model = Model::new(&x, Dense::new(1).apply(&y))?;
+        let compile = Compile::new("adam").loss("mse").strategy(strategy.deterministic(true));
+        model.compile(compile)?;
+        let data = Pipeline::from_elements(elements.clone())?.shuffle(10)?;
+        let buckets = Buckets::new([3, 6], [4, 3, 3]);
+        let bucketed = data.clone().bucket_by_sequence_length(buckets)?;
+        model.fit(&bucketed, Fit::new().epochs(2).verbose(0))?;
+        let padded = data.padded_batch(4)?;
+        model.fit(&padded, Fit::new().verbose(0))?;
+        let losses = model.evaluate_with(&padded, Inference::new())?;
+        let outputs = model.predict(&bucketed)?;
+        let bits: Vec<u32> = outputs.f32().unwrap().iter().map(|v| v.to_bits()).collect();
+        Ok((model.weights_sha256()?, losses.get("loss"), bits))
+    };
+    let one = run(MirroredStrategy::cpus(1).unwrap().into()).unwrap();
+    for workers in [2, 4] {
+        for got in job(workers, |_, strategy| run(strategy)) {
+            assert_eq!(got.unwrap(), one);
+        }
+    }
+}
+
 #[test]
 fn every_worker_maps_its_own_samples_only() {
     let calls: Arc<Vec<AtomicUsize>> = Arc::new((0..41).map(|_| AtomicUsize::new(0)).collect());

@@ -58,6 +58,12 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
     let square = json!([null, 4194305, 4194305, 211106198978564u64]);
     let one = |operands: &[(&str, u64)]| graph("net", vec![call(dense(), operands)], ("dense", 0));
     let long = "a".repeat(1_000_000);
+    let strings = |class: &str, config: Value| {
+        let input = json!({ "name": "x", "batch_shape": [null, 1], "dtype": "string" });
+        let mut layer = layer(class, config);
+        layer["config"]["name"] = json!("words");
+        sequential("net", [self::layer("InputLayer", input), layer])
+    };
     let shared = |name: &str, id: u64, inside: Vec<Value>| {
         let mut model = sequential(name, inside);
         model["shared_object_id"] = json!(id);
@@ -95,6 +101,35 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
             r"unknown layer '\u{1b}[2J\u{202e}\n'",
         ),
         ("a long class", chain(layer(&long, json!({ "name": "a" }))), "unknown layer"),
+        (
+            "a vocabulary in another file",
+            strings("StringLookup", json!({ "vocabulary": "/etc/passwd" })),
+            "a path to a file is refused",
+        ),
+        (
+            "a vocabulary beyond memory",
+            strings(
+                "StringLookup",
+                json!({ "output_mode": "one_hot", "vocabulary_size": 1u64 << 61 }),
+            ),
+            "words",
+        ),
+        (
+            "indices beyond memory",
+            strings("StringLookup", json!({ "vocabulary": ["a"], "num_oov_indices": u64::MAX })),
+            "num_oov_indices",
+        ),
+        (
+            "a text beyond memory",
+            strings("TextVectorization", json!({ "output_sequence_length": u64::MAX })),
+            "words",
+        ),
+        (
+            "n-grams beyond memory",
+            strings("TextVectorization", json!({ "output_sequence_length": 2, "ngrams": big })),
+            "ngrams",
+        ),
+        ("a dense layer on strings", strings("Dense", json!({ "units": 3 })), "strings"),
         ("models in models", doubled(), "calls"),
         ("models that refer to models", referred(&shared, 2, 60), "calls"),
         ("models deep in models", referred(&shared, 1, 6000), "deep"),

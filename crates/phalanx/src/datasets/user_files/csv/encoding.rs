@@ -62,6 +62,8 @@ pub(super) enum Kind {
     OneHot(Vec<String>),
     /// The index of one of these categories.
     Index(Vec<String>),
+    /// The string itself, for an input of strings.
+    Text,
 }
 
 /// One column of a table.
@@ -98,7 +100,7 @@ impl Column {
     pub fn width(&self) -> usize {
         match &self.kind {
             Kind::OneHot(words) => words.len(),
-            Kind::Number(_) | Kind::Index(_) => 1,
+            Kind::Number(_) | Kind::Index(_) | Kind::Text => 1,
         }
     }
 
@@ -106,6 +108,8 @@ impl Column {
     pub fn is_missing(&self, text: &str) -> bool {
         let known = match &self.kind {
             Kind::Number(_) => false,
+            // An empty string is one.
+            Kind::Text => true,
             Kind::OneHot(words) | Kind::Index(words) => find(words, text).is_some(),
         };
         is_missing(text) && !known
@@ -135,6 +139,8 @@ impl Column {
                 (None, _) => return Err("finite numbers".into()),
             },
             Kind::Index(words) => values.push(known(words)? as f32),
+            // Strings are kept apart.
+            Kind::Text => {}
             Kind::OneHot(words) => {
                 let at = known(words)?;
                 values.extend((0..words.len()).map(|i| f32::from(u8::from(i == at))));

@@ -1,5 +1,6 @@
 //! CSV tables: numeric and categorical columns as inputs, targets and weights.
 
+mod columns;
 mod encoding;
 mod scan;
 
@@ -9,9 +10,9 @@ use super::SampleSet;
 use crate::error::{Error, Result};
 use crate::saving::open_file;
 use ::csv::{Position, ReaderBuilder, StringRecord};
+use columns::{grouped, inputs};
 use encoding::{Column, Kind, Role, parse_number};
 use phalanx_graph::text::{cut, escape};
-use phalanx_graph::{Data, Tensor};
 use scan::Scan;
 use std::collections::HashSet;
 use std::fs::File;
@@ -48,6 +49,8 @@ pub struct Csv {
     categories: Option<Categories>,
     missing: Option<Missing>,
     inputs: Vec<String>,
+    /// The inputs of strings, by name.
+    text_inputs: Vec<String>,
     outputs: Vec<String>,
     encoding: Option<TableEncoding>,
 }
@@ -62,6 +65,7 @@ impl Default for Csv {
             categories: None,
             missing: None,
             inputs: vec![],
+            text_inputs: vec![],
             outputs: vec![],
             encoding: None,
         }
@@ -130,6 +134,12 @@ impl Csv {
         self
     }
 
+    /// Sets the inputs that take strings: their columns stay text. The only input of a model is named by the empty string.
+    pub fn text_inputs(mut self, names: impl Into<Vec<String>>) -> Csv {
+        self.text_inputs = names.into();
+        self
+    }
+
     /// Sets the names of the model's outputs. Columns are matched as by [`Csv::inputs`].
     pub fn outputs(mut self, names: impl Into<Vec<String>>) -> Csv {
         self.outputs = names.into();
@@ -183,11 +193,18 @@ impl Csv {
 
     /// The column names; indices if the table has no header.
     fn names(&self, path: &Path) -> Result<Vec<String>> {
+        // Those of an encoding are checked one by one.
+        self.column_names(path, if self.encoding.is_some() { 1 } else { 2 })
+    }
+
+    /// The column names of a table with at least `min` columns.
+    fn column_names(&self, path: &Path, min: usize) -> Result<Vec<String>> {
         let mut reader = self.reader(path)?;
         // Without a header, this is the first row.
         let first = reader.headers().map_err(|e| damaged(path, e))?.clone();
-        if !(2..=MAX_COLUMNS).contains(&first.len()) && !first.is_empty() {
-            let expected = format!("2 to {MAX_COLUMNS} columns, one of them the label");
+        if !(min..=MAX_COLUMNS).contains(&first.len()) && !first.is_empty() {
+            let label = if min > 1 { ", one of them the label" } else { "" };
+            let expected = format!("{min} to {MAX_COLUMNS} columns{label}");
             return Err(Error::file(path, expected, first.len()));
         }
         if !self.header {
@@ -330,7 +347,8 @@ impl Csv {
 
     /// Reads all rows with an encoding.
     fn read(&self, path: &Path, encoding: TableEncoding) -> Result<Table> {
-        let places = encoding.positions(path, &self.names(path)?)?;
+        let places = encoding.positions(path, &self.column_names(path, 1)?)?;
+        let mut texts: Vec<Vec<String>> = vec![vec![]; encoding.columns.len()];
         let mut values: Vec<Vec<f32>> = vec![vec![]; encoding.columns.len()];
         let (mut rows, mut dropped, mut total) = (0usize, 0usize, 0usize);
         let mut next_check = 1 << 20;
@@ -342,8 +360,15 @@ impl Csv {
                 dropped += 1;
                 continue;
             }
-            for ((column, at), values) in encoding.columns.iter().zip(&places).zip(&mut values) {
+            let columns = encoding.columns.iter().zip(&places);
+            for ((column, at), (values, texts)) in columns.zip(values.iter_mut().zip(&mut texts)) {
                 let received = text(&record, *at);
+                if column.kind == Kind::Text {
+                    // A string takes its bytes and its own size.
+                    total = total.saturating_add((received.len() + size_of::<String>()) / 4);
+                    texts.push(received.to_string());
+                    continue;
+                }
                 column.push(received, values).map_err(|expected| {
                     let location = cell_location(*at, &column.name, record.position(), self.header);
                     let received = match received {
@@ -370,16 +395,8 @@ impl Csv {
             let received = if dropped > 0 { "only rows with missing values" } else { "none" };
             return Err(Error::file(path, "at least one row", received));
         }
-        let set = SampleSet {
-            inputs: grouped(&encoding, &values, rows, |role| match role {
-                Role::Input(name) => Some(name),
-                _ => None,
-            })?
-            .into_iter()
-            .map(|(name, tensor, _)| (name, tensor.into()))
-            .collect(),
-            ..SampleSet::default()
-        };
+        let set =
+            SampleSet { inputs: inputs(&encoding, &values, &texts, rows)?, ..SampleSet::default() };
         let targets = grouped(&encoding, &values, rows, |role| match role {
             Role::Target(name) => Some(name),
             _ => None,
@@ -400,47 +417,6 @@ fn owner(column: &str, names: &[String]) -> Option<String> {
         })
     };
     names.iter().filter(owns).max_by_key(|name| name.len()).cloned()
-}
-
-/// Groups the columns of each input or target, and collects class names.
-fn grouped<'a>(
-    encoding: &'a TableEncoding,
-    values: &[Vec<f32>],
-    rows: usize,
-    role: impl Fn(&'a Role) -> Option<&'a String>,
-) -> Result<Vec<(String, Tensor, Vec<String>)>> {
-    let mut names: Vec<&String> = vec![];
-    for name in encoding.columns.iter().filter_map(|column| role(&column.role)) {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    let group = |name: &String| {
-        let of = |column: &'a Column| role(&column.role) == Some(name);
-        let parts: Vec<(&Column, &Vec<f32>)> =
-            encoding.columns.iter().zip(values).filter(|(column, _)| of(column)).collect();
-        let is_target = matches!(parts.first(), Some((Column { role: Role::Target(_), .. }, _)));
-        let width: usize = parts.iter().map(|(column, _)| column.width()).sum();
-        let mut all = Vec::with_capacity(rows.saturating_mul(width));
-        for row in 0..rows {
-            for (column, values) in &parts {
-                let each = column.width();
-                all.extend_from_slice(&values[row * each..(row + 1) * each]);
-            }
-        }
-        let whole = |v: &f32| v.fract() == 0.0 && v.abs() < 16_777_216.0;
-        let data: Data = match is_target && all.iter().all(whole) {
-            true => all.iter().map(|v| *v as i32).collect::<Vec<i32>>().into(),
-            false => all.into(),
-        };
-        let dims = if is_target && width == 1 { vec![rows] } else { vec![rows, width] };
-        let classes = match &parts[..] {
-            [(Column { kind: Kind::Index(words), .. }, _)] if is_target => words.clone(),
-            _ => vec![],
-        };
-        Ok((name.clone(), Tensor::new(dims, data)?, classes))
-    };
-    names.into_iter().map(group).collect()
 }
 
 /// A cell of a row, which may be too short.

@@ -39,6 +39,9 @@ impl Scan {
         for record in csv.reader(path)?.records() {
             let record = record.map_err(|e| damaged(path, e))?;
             for (at, (stats, role)) in stats.iter_mut().zip(roles).enumerate() {
+                if csv.is_text(role) {
+                    continue;
+                }
                 let text = text(&record, at);
                 if is_missing(text) {
                     stats.missing = true;
@@ -74,6 +77,7 @@ impl Scan {
         let mut columns = vec![];
         for ((name, role), stats) in self.names.into_iter().zip(roles).zip(self.stats) {
             let kind = match &stats.first_word {
+                _ if csv.is_text(&role) => Kind::Text,
                 Some((text, location)) if !csv.takes_words(&role) => {
                     let expected = match role {
                         Role::Input(_) => {
@@ -142,6 +146,11 @@ impl ColumnStats {
 }
 
 impl Csv {
+    /// Whether a column of this role belongs to an input of strings.
+    pub(super) fn is_text(&self, role: &Role) -> bool {
+        matches!(role, Role::Input(name) if self.text_inputs.contains(name))
+    }
+
     /// Whether a column of this role may hold words: inputs if configured, and a label of one column.
     fn takes_words(&self, role: &Role) -> bool {
         match role {

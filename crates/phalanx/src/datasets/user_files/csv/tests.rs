@@ -1,4 +1,5 @@
 use super::*;
+use phalanx_graph::Tensor;
 
 fn file(text: &str) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();

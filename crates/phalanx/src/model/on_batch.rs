@@ -1,0 +1,123 @@
+//! Steps on one batch: `train_on_batch`, `test_on_batch` and `predict_on_batch`.
+
+use super::session::{BatchOrigin, Session, StepKind};
+use super::source::one_batch;
+use super::{Logs, Model};
+use crate::data::{Arrays, Dataset, HostBatch};
+use crate::error::Result;
+use crate::model::source::IntoDataset;
+use phalanx_graph::Tensor;
+use std::collections::BTreeMap;
+
+/// Weights of the samples of one batch, for [`Model::train_on_batch_with`] and [`Model::test_on_batch_with`].
+#[derive(Clone, Debug, Default)]
+pub struct BatchWeights {
+    sample_weight: Option<Vec<f32>>,
+    class_weight: Option<BTreeMap<usize, f32>>,
+}
+
+impl BatchWeights {
+    /// Every sample counts as one.
+    pub fn new() -> BatchWeights {
+        BatchWeights::default()
+    }
+
+    /// Sets the weight of each sample.
+    #[must_use]
+    pub fn sample_weight(mut self, weights: impl Into<Vec<f32>>) -> BatchWeights {
+        self.sample_weight = Some(weights.into());
+        self
+    }
+
+    /// Sets the sample weight of each class.
+    #[must_use]
+    pub fn class_weight(mut self, weights: impl Into<BTreeMap<usize, f32>>) -> BatchWeights {
+        self.class_weight = Some(weights.into());
+        self
+    }
+
+    /// All samples as one batch.
+    fn batch(&self, session: &Session, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
+        if self.sample_weight.is_none() && self.class_weight.is_none() {
+            return one_batch(session, x, y);
+        }
+        let mut arrays = Arrays::new(x.clone(), y.clone())?;
+        if let Some(weights) = &self.sample_weight {
+            arrays = arrays.sample_weight(weights)?;
+        }
+        if let Some(weights) = &self.class_weight {
+            arrays = arrays.class_weight(weights)?;
+        }
+        let source = arrays.into_source()?.in_order();
+        let source = source.prepare(session, Some(x.rows().max(1)), true, "batch")?;
+        let mut batch = HostBatch::default();
+        source.dataset().epoch(0, 0, 0)?.next(&mut batch)?;
+        Ok(batch)
+    }
+}
+
+impl Model {
+    /// Performs one update on one batch and returns loss and metrics of that batch.
+    pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
+        self.train_on_batch_with(x, y, &BatchWeights::new())
+    }
+
+    /// Like [`Model::train_on_batch`], with weights of the samples or classes.
+    pub fn train_on_batch_with(
+        &mut self,
+        x: &Tensor,
+        y: &Tensor,
+        weights: &BatchWeights,
+    ) -> Result<Logs> {
+        let session = self.session("train_on_batch")?;
+        session.checks.origin = BatchOrigin::Batch;
+        let batch = weights.batch(session, x, y)?;
+        let accumulation = session.optimizer_accumulation();
+        session.weights.take_ownership();
+        session.run_alone(StepKind::Train, &batch, accumulation)
+    }
+
+    /// Returns loss and metrics of one batch.
+    pub fn test_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
+        self.test_on_batch_with(x, y, &BatchWeights::new())
+    }
+
+    /// Like [`Model::test_on_batch`], with weights of the samples or classes.
+    pub fn test_on_batch_with(
+        &mut self,
+        x: &Tensor,
+        y: &Tensor,
+        weights: &BatchWeights,
+    ) -> Result<Logs> {
+        let session = self.session("test_on_batch")?;
+        session.checks.origin = BatchOrigin::Batch;
+        let batch = weights.batch(session, x, y)?;
+        session.run_alone(StepKind::Test, &batch, None)
+    }
+
+    /// Returns the output for every sample of one batch. The model must have one output.
+    pub fn predict_on_batch(&self, x: &Tensor) -> Result<Tensor> {
+        let arguments = super::Inference::new().batch_size(x.rows().max(1));
+        let mut all = self.predict_with(x, arguments)?;
+        if all.len() == 1 {
+            return Ok(all.remove(0));
+        }
+        let (expected, received) = ("one output (else predict_with)", all.len());
+        Err(crate::Error::argument("predict_on_batch", "model", expected, received))
+    }
+
+    /// Returns loss and metrics of all batches of `train_on_batch` and `test_on_batch` since
+    /// [`reset_metrics`](Model::reset_metrics), or since the model was compiled. Metrics as Keras' methods of these names
+    /// return them.
+    pub fn get_metrics_result(&mut self) -> Result<Logs> {
+        let session = self.session("get_metrics_result")?;
+        Ok(session.objective.logs(&session.results.running))
+    }
+
+    /// Forgets the batches that [`get_metrics_result`](Model::get_metrics_result) is about.
+    pub fn reset_metrics(&mut self) -> Result<()> {
+        let session = self.session("reset_metrics")?;
+        session.results.running = session.objective.tally();
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! Callbacks of an evaluation or a prediction.
+
+use super::Logs;
+use super::session::Session;
+use crate::callbacks::{Action, Callback, View};
+use crate::error::{Error, Result};
+use crate::history::History;
+
+/// Calls a hook of a callback.
+pub(super) type Hook = fn(&mut dyn Callback, &View<'_>) -> Result<Action>;
+
+/// The callbacks of a pass over data, and what they see of the run it belongs to.
+pub(super) struct PassEvents<'a> {
+    pub callbacks: &'a mut [Box<dyn Callback>],
+    /// The epoch of a validation, and the epoch before which its run ends.
+    pub epoch: usize,
+    pub epochs: usize,
+    /// The number of batches, if known.
+    pub steps: Option<usize>,
+    pub metrics: &'a [String],
+    pub history: &'a History,
+    /// Whether a callback asked to stop.
+    pub stopped: bool,
+}
+
+impl<'a> PassEvents<'a> {
+    /// The events of a pass that belongs to no run.
+    pub fn new(
+        callbacks: &'a mut [Box<dyn Callback>],
+        steps: Option<usize>,
+        history: &'a History,
+    ) -> PassEvents<'a> {
+        let (epoch, epochs, metrics, stopped) = (0, 0, &[][..], false);
+        PassEvents { callbacks, epoch, epochs, steps, metrics, history, stopped }
+    }
+
+    /// Whether a callback wants to see every batch.
+    pub fn wants_batches(&self) -> bool {
+        self.callbacks.iter().any(|c| c.wants_batch_events())
+    }
+
+    /// Calls a hook of every callback and applies their actions. `batch` is the number of batches that are done.
+    pub fn call(
+        &mut self,
+        session: &mut Session,
+        batch: usize,
+        logs: &Logs,
+        hook: Hook,
+    ) -> Result<()> {
+        for callback in self.callbacks.iter_mut() {
+            let view = View {
+                epoch: self.epoch,
+                epochs: self.epochs,
+                step: session.state.steps,
+                batch,
+                steps_per_epoch: self.steps,
+                logs,
+                metrics: self.metrics,
+                learning_rate: session.learning_rate(),
+                history: self.history,
+                model: &session.def,
+                weights: session,
+            };
+            match hook(&mut **callback, &view)? {
+                Action::Continue => {}
+                Action::Stop => self.stopped = true,
+                Action::SetLearningRate(rate) => session.set_learning_rate(rate)?,
+                Action::RestoreWeights(weights) => session.weights.write(&weights)?,
+                Action::SaveRun => {
+                    let (owner, argument) = ("callback", "action of an evaluation or prediction");
+                    let expected = "one that does not save the run";
+                    return Err(Error::argument(owner, argument, expected, "SaveRun"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
