@@ -32,6 +32,21 @@ pub enum ModelKind {
     File(Box<ModelFile>),
 }
 
+impl ModelKind {
+    /// The network of `keras.applications`, if it is one.
+    fn application(&self) -> Option<applications::Application> {
+        match self {
+            ModelKind::Network(network) => network.application(),
+            ModelKind::File(_) => None,
+        }
+    }
+}
+
+/// Whether a `--weights` argument names the official weights rather than a file.
+pub fn is_imagenet(weights: &Path) -> bool {
+    weights.as_os_str() == "imagenet"
+}
+
 /// The options for compiling a model.
 pub struct CompileOptions {
     /// Replaces the model's own optimizer.
@@ -57,7 +72,11 @@ impl ModelSpec {
                 (ModelKind::File(Box::new(ModelFile::open(path)?)), Some(path.as_path()))
             }
         };
+        if weights.is_some_and(is_imagenet) && kind.application().is_none() {
+            bail!("--weights imagenet: expected a network of keras.applications, such as resnet50");
+        }
         let preprocessing = match weights.or(model_path) {
+            Some(path) if is_imagenet(path) => None,
             Some(path) => Preprocessing::read(path)?,
             None => None,
         };
@@ -168,10 +187,10 @@ impl ModelSpec {
         }
     }
 
-    /// Whether the weights are ResNet50's ImageNet weights, which need their own preprocessing.
+    /// Whether the weights are ImageNet weights, which need their own preprocessing.
     pub fn has_imagenet_weights(&self) -> bool {
-        let resnet = self.network() == Some(Network::Resnet50);
-        resnet && self.weights.is_some() && self.preprocessing.is_none()
+        let application = self.kind.application().is_some();
+        application && self.weights.is_some() && self.preprocessing.is_none()
     }
 
     /// The default number of samples per replica.
@@ -240,8 +259,8 @@ impl ModelSpec {
     /// A loss for measuring or planning without data, and the outputs it applies to.
     pub fn default_loss(&self) -> (LossSource, Vec<Output>) {
         match &self.kind {
-            ModelKind::Network(_) => {
-                let dims = vec![self.default_preprocessing().classes.len()];
+            ModelKind::Network(network) => {
+                let dims = network.output_dims(self.default_preprocessing().classes.len());
                 let loss = "SparseCategoricalCrossentropy";
                 (LossSource::Stored, vec![Output { name: "output".into(), dims, loss }])
             }
@@ -362,36 +381,43 @@ impl ModelSpec {
         )
     }
 
-    /// Builds a network, with the weights of the file, if any.
+    /// Builds a network, with its weights, if any.
     fn build(&self, network: Network, preprocessing: &Preprocessing) -> Result<Model> {
         let classes = preprocessing.classes.len();
-        match (&self.weights, &preprocessing.input[..]) {
-            (Some(path), &[height, width, channels]) if network == Network::Resnet50 => {
-                resnet50_from(path, [height, width, channels], classes, self.new_top)
+        let Some(weights) = &self.weights else {
+            return network.build(&preprocessing.input, classes);
+        };
+        match (network.application(), &preprocessing.input[..]) {
+            (Some(app), &[height, width, channels]) => {
+                let app = app.input_shape([height, width, channels]).classes(classes);
+                pretrained(app.weights(weights), is_imagenet(weights), self.new_top)
             }
-            (Some(path), _) => {
+            _ => {
                 let mut model = network.build(&preprocessing.input, classes)?;
-                model.load_weights(path)?;
+                model.load_weights(weights)?;
                 Ok(model)
             }
-            (None, _) => network.build(&preprocessing.input, classes),
         }
     }
 }
 
-/// ResNet50 with weights from a file. If the file is for other classes and `new_top` is set, the top layer is new.
-fn resnet50_from(path: &Path, input: [usize; 3], classes: usize, new_top: bool) -> Result<Model> {
-    let mismatch = match applications::resnet50_from(path, input, Some(classes)) {
+/// A network with pretrained weights. If they are for other classes or another size, and `new_top` is set, the top is
+/// new.
+fn pretrained(app: applications::Application, official: bool, new_top: bool) -> Result<Model> {
+    let mismatch = match app.clone().build() {
         Ok(model) => return Ok(model),
-        // An I/O error does not mean that the classes differ.
-        Err(error @ phalanx::Error::Io { .. }) => return Err(error.into()),
+        // An I/O error, or a file that is missing, does not mean that the classes differ.
+        Err(error @ (phalanx::Error::Io { .. } | phalanx::Error::Download { .. })) => {
+            return Err(error.into());
+        }
         Err(error) => error,
     };
-    let base = applications::resnet50_from(path, input, None);
-    let Some(base) = base.ok().filter(|_| new_top) else { return Err(mismatch.into()) };
-    let pooled = GlobalAveragePooling2D::new().named("avg_pool").apply(&base.outputs()[0]);
-    let top = Dense::new(classes).activation("softmax").named("predictions").apply(&pooled);
-    Ok(Model::with_name("resnet50", &base.inputs()[0], &top)?)
+    match new_top.then(|| app.new_top(true).build()) {
+        Some(Ok(model)) => Ok(model),
+        // The checks of the official weights with top do not apply to those without.
+        Some(Err(error)) if official => Err(error.into()),
+        _ => Err(mismatch.into()),
+    }
 }
 
 /// Saves the model or only its weights, depending on the extension.

@@ -2,8 +2,9 @@
 
 use crate::args::Rescale;
 use crate::data::{MAX_CLASSES, numbered_classes};
-use crate::network::{DEFAULT_CLASSES, Network};
+use crate::network::Network;
 use anyhow::{Context, Result, bail};
+use phalanx::applications::InputMode;
 use phalanx::data::{Pixels, Samples};
 use phalanx::datasets::TableEncoding;
 use phalanx::prelude::*;
@@ -29,10 +30,24 @@ pub enum Scale {
     Unit,
     /// Unchanged, bytes from 0 to 255.
     Bytes,
-    /// As ResNet50's ImageNet weights expect: BGR channels, minus the mean of each channel.
+    /// As ImageNet weights of ResNet and VGG expect: BGR channels, minus the mean of each channel.
     Imagenet,
+    /// As ImageNet weights of DenseNet expect: from 0 to 1, minus the mean and divided by the deviation of each channel.
+    ImagenetTorch,
     /// By a factor and an offset, for bytes and floats.
     Rescale(Rescale),
+}
+
+impl Scale {
+    /// The scale that the ImageNet weights of a network expect.
+    pub fn of_imagenet(network: Network) -> Scale {
+        match network.application().map(|app| app.input_mode()) {
+            Some(InputMode::Tf) => Scale::Rescale(Rescale { divisor: 127.5, offset: -1.0 }),
+            Some(InputMode::Torch) => Scale::ImagenetTorch,
+            Some(InputMode::Raw) => Scale::Bytes,
+            Some(InputMode::Caffe) | None => Scale::Imagenet,
+        }
+    }
 }
 
 /// The data and preprocessing of a model: enough to rebuild a network by name and to preprocess its inputs as in training.
@@ -77,9 +92,11 @@ impl Preprocessing {
     /// The default of a network: ten classes, or a thousand with ImageNet weights.
     pub fn default_for(network: Network, has_imagenet_weights: bool) -> Preprocessing {
         let (count, scale) = match has_imagenet_weights {
-            true => (1000, Scale::Imagenet),
-            false if network.subtracts_mean() => (DEFAULT_CLASSES, Scale::Bytes),
-            false => (DEFAULT_CLASSES, Scale::Unit),
+            true => (1000, Scale::of_imagenet(network)),
+            false if network.subtracts_mean() || network.has_own_preprocessing() => {
+                (network.default_classes(), Scale::Bytes)
+            }
+            false => (network.default_classes(), Scale::Unit),
         };
         let preprocessing = Preprocessing::for_model_file(
             "glyphs",
@@ -183,6 +200,9 @@ impl Preprocessing {
             (None, Scale::Imagenet) => {
                 "as ImageNet's weights take them: blue first, less the mean of each channel".into()
             }
+            (None, Scale::ImagenetTorch) => {
+                "as ImageNet's weights take them: less the mean, divided by the deviation of each channel".into()
+            }
             (None, Scale::Rescale(Rescale { divisor, offset })) => match offset {
                 0.0 => format!("divided by {divisor}"),
                 _ => format!("divided by {divisor}, then {offset:+}"),
@@ -223,6 +243,9 @@ impl Preprocessing {
                 Ok(shaped.rescale(divisor, offset))
             }
             (None, Scale::Imagenet) => imagenet(shaped),
+            (None, Scale::ImagenetTorch) => {
+                Ok(InputMode::Torch.apply(&shaped.raw().to_tensor())?.into())
+            }
         }
     }
 }

@@ -72,12 +72,26 @@ pub fn format_bytes(bytes: usize) -> String {
     }
 }
 
-/// Prints the header: devices, sizes, data and memory.
+/// Says what linear scaling makes of the learning rate, if the global batch grew with the replicas.
+fn describe_growth(args: &Train, rate: f64, growth: usize) -> String {
+    match (args.scale_lr, growth) {
+        (false, 1) => String::new(),
+        (true, 1) => " (--scale-lr: the batch did not grow with the replicas)".into(),
+        (true, _) => format!(" ({} times {growth} for the batch)", (rate / growth as f64) as f32),
+        (false, _) => {
+            let scaled = (rate * growth as f64) as f32;
+            format!(" (the batch grew {growth} times; --scale-lr makes it {scaled})")
+        }
+    }
+}
+
+/// Prints the header: devices, sizes, data and memory. `growth` is how many times the batch of one replica the
+/// global batch is.
 pub fn print_header(
     model: &mut Model,
     args: &Train,
     sizes: &RunSizes,
-    rate: f64,
+    (rate, growth): (f64, usize),
     data: &PreparedData,
 ) -> Result<()> {
     let mut out = terminal::stdout();
@@ -97,11 +111,12 @@ pub fn print_header(
     }
     writeln!(
         out,
-        "batch: {} global, {} per replica; learning rate {}{}; {} per epoch",
+        "batch: {} global, {} per replica; learning rate {}{}{}; {} per epoch",
         sizes.batch,
         sizes.per_replica(),
         // Files store it in single precision.
         rate as f32,
+        describe_growth(args, rate, growth),
         resume_warnings::describe_schedule(args).map_or(String::new(), |text| format!(" ({text})")),
         plural(sizes.steps, "step"),
     )?;

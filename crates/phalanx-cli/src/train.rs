@@ -4,7 +4,7 @@ use crate::args::{Augment, Schedule, Train};
 use crate::context::RunContext;
 use crate::defaults;
 use crate::model_file::Purpose;
-use crate::model_spec::{CompileOptions, ModelSpec, save};
+use crate::model_spec::{CompileOptions, ModelSpec, is_imagenet, save};
 use crate::network::ModelArg;
 use crate::paths::{self, is_stdout};
 use crate::prepare::{DataRequest, PreparedData, prepare};
@@ -37,6 +37,7 @@ pub fn run(args: &Train, context: &RunContext) -> Result<()> {
     let spec = validate(args)?;
     let default = defaults::batch_size(&spec, strategy.local());
     let requested = args.batch.global(default, strategy.num_replicas_in_sync())?;
+    let growth = lr_growth(args, &spec, strategy.num_replicas_in_sync());
     let args = &defaults::fill(args, &spec, requested);
     let data = prepare(&spec, &data_request(args), &strategy)?;
     let sizes = RunSizes::new(args, &strategy, &data, requested);
@@ -45,13 +46,13 @@ pub fn run(args: &Train, context: &RunContext) -> Result<()> {
     let stdout_is_stream = is_stdout(args.json.as_deref()) || is_stdout(args.csv.as_deref());
     let verbose = if stdout_is_stream { 0 } else { args.verbose };
 
-    let optimizer = optimizer(args, &spec, sizes.steps)?;
+    let optimizer = optimizer(args, &spec, sizes.steps, growth)?;
     let options = CompileOptions { optimizer, strategy, seed: args.seed };
     let mut model =
         spec.compiled_model(&data.preprocessing, &data.objective.source, Purpose::Train, options)?;
     let rate = model.learning_rate()?;
     if verbose > 0 {
-        report::print_header(&mut model, args, &sizes, rate, &data)?;
+        report::print_header(&mut model, args, &sizes, (rate, growth), &data)?;
     }
     let json = args.json.as_ref().map(JsonLines::new);
     let fit = fit_arguments(args, &data, &sizes)?.verbose(verbose).interrupt(&interrupt);
@@ -146,17 +147,29 @@ fn check_distinct(args: &Train, model: &ModelArg) -> Result<()> {
     let data = Some(Path::new(&args.data)).filter(|data| data.exists());
     let read = [
         ("MODEL", model),
-        ("--weights", args.weights.as_deref()),
+        ("--weights", args.weights.as_deref().filter(|weights| !is_imagenet(weights))),
         ("--data", data),
         ("--config", args.config.as_deref()),
     ];
     results[4..].iter().try_for_each(|log| paths::check_distinct(*log, &read))
 }
 
-/// The optimizer that the arguments select; `None` for the model's own.
-fn optimizer(args: &Train, spec: &ModelSpec, steps: usize) -> Result<Option<Box<dyn Optimizer>>> {
+/// How many times the batch of one replica the global batch is, if the learning rate does not follow it already.
+fn lr_growth(args: &Train, spec: &ModelSpec, replicas: usize) -> usize {
+    let fixed = args.batch.global_batch_size.is_some();
+    if fixed || defaults::rate_follows_batch(args, spec) { 1 } else { replicas }
+}
+
+/// The optimizer that the arguments select; `None` for the model's own. `--scale-lr` multiplies its rate by `growth`.
+fn optimizer(
+    args: &Train,
+    spec: &ModelSpec,
+    steps: usize,
+    growth: usize,
+) -> Result<Option<Box<dyn Optimizer>>> {
     let named = args.optimizer.is_some() || args.momentum.is_some();
-    if !named && args.lr.is_none() && args.schedule != Some(Schedule::Cosine) {
+    let scaled = args.scale_lr && growth > 1;
+    if !named && args.lr.is_none() && args.schedule != Some(Schedule::Cosine) && !scaled {
         return Ok(None);
     }
     let mut optimizer: Box<dyn Optimizer> = match (&args.optimizer, args.momentum) {
@@ -173,6 +186,10 @@ fn optimizer(args: &Train, spec: &ModelSpec, steps: usize) -> Result<Option<Box<
     };
     if let Some(lr) = args.lr {
         optimizer.common_mut().learning_rate = lr.into();
+    }
+    if scaled {
+        let common = optimizer.common_mut();
+        common.learning_rate = common.learning_rate.clone().scaled(growth as f64);
     }
     if args.schedule == Some(Schedule::Cosine) {
         let rate = optimizer.common().learning_rate.at(0);

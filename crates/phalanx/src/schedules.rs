@@ -115,6 +115,9 @@ trait Decay {
 
     /// Checks the options.
     fn validate(&self) -> Result<()>;
+
+    /// The options that are learning rates.
+    fn rates(&mut self) -> Vec<&mut f64>;
 }
 
 /// Declares [`Schedule`] with a variant for each schedule, which is a learning rate by itself too.
@@ -140,6 +143,12 @@ macro_rules! schedules {
             pub fn validate(&self) -> Result<()> {
                 match self {
                     $(Schedule::$class(schedule) => schedule.validate(),)+
+                }
+            }
+
+            fn rates(&mut self) -> Vec<&mut f64> {
+                match self {
+                    $(Schedule::$class(schedule) => schedule.rates(),)+
                 }
             }
         }
@@ -185,6 +194,10 @@ impl PolynomialDecay {
 }
 
 impl Decay for PolynomialDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate, &mut self.end_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let steps = self.decay_steps as f64;
@@ -229,6 +242,10 @@ impl CosineDecay {
 }
 
 impl Decay for CosineDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        std::iter::once(&mut self.initial_learning_rate).chain(&mut self.warmup_target).collect()
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let (top, warmup) = match self.warmup_target {
@@ -269,6 +286,10 @@ impl CosineDecayRestarts {
 }
 
 impl Decay for CosineDecayRestarts {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let periods = step / self.first_decay_steps as f64;
@@ -308,6 +329,10 @@ impl ExponentialDecay {
 }
 
 impl Decay for ExponentialDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let p = quotient(step, self.decay_steps, self.staircase);
@@ -334,6 +359,10 @@ impl InverseTimeDecay {
 }
 
 impl Decay for InverseTimeDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        vec![&mut self.initial_learning_rate]
+    }
+
     fn at(&self, step: u64) -> f64 {
         let step = step as f64;
         let p = quotient(step, self.decay_steps, self.staircase);
@@ -355,6 +384,10 @@ impl PiecewiseConstantDecay {
 }
 
 impl Decay for PiecewiseConstantDecay {
+    fn rates(&mut self) -> Vec<&mut f64> {
+        self.values.iter_mut().collect()
+    }
+
     fn at(&self, step: u64) -> f64 {
         let passed = self.boundaries.iter().take_while(|b| step > **b).count();
         // `validate` has checked that there is one value more than there are boundaries.

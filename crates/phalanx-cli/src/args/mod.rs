@@ -45,6 +45,7 @@ pub enum Command {
   phalanx train mnist-cnn --data flowers/ --image-size 64 --save flowers.safetensors
   phalanx train model.keras --data mnist --rescale --save trained.keras      # from Keras, and back to it
   phalanx train model.keras --data houses.csv --label price --categories one-hot --test-split 0.2
+  phalanx train efficientnet-b0 --weights imagenet --data flowers/ --image-size 224
   phalanx train resnet50 --weights resnet50_notop.h5 --data flowers/ --image-size 224
   phalanx train mnist-cnn --checkpoint-dir ckpt --checkpoint-every 100 --resume     # starts or continues
   phalanx train --config run.toml --epochs 20        # the command line takes precedence

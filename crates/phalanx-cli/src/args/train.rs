@@ -76,6 +76,9 @@ pub struct Train {
     /// Learning rate (default: the optimizer's own; minigooglenet 0.1 for 256 samples per replica, less for fewer)
     #[arg(long)]
     pub lr: Option<f64>,
+    /// Multiply the learning rate by the number of replicas if the global batch grows with them (linear scaling)
+    #[arg(long)]
+    pub scale_lr: bool,
     /// Momentum of sgd
     #[arg(long)]
     pub momentum: Option<f64>,
@@ -113,9 +116,9 @@ pub struct Train {
     /// Write a JSON object per epoch and one at the end; - for standard output
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// Start from the weights in this file; for resnet50 it may be one of the official ImageNet files,
-    /// with or without top
-    #[arg(long)]
+    /// Start from the weights in this file; for a network of keras.applications also `imagenet`, which downloads the
+    /// official file, or such a file, with or without top
+    #[arg(long, value_name = "FILE|imagenet")]
     pub weights: Option<PathBuf>,
     /// Save at the end: the model to .keras or .h5, its weights to .weights.h5 or .safetensors
     #[arg(long)]

@@ -23,6 +23,9 @@ pub(super) fn network_preprocessing(
     let ([(_, x)], [(_, y)]) = (&loaded.train.inputs[..], &loaded.train.targets[..]) else {
         bail!("expected one input and one target for {}, received several", network.name());
     };
+    if !network.classifies() {
+        bail!("{} predicts a token at every position; train it in a program", network.name());
+    }
     let input = network_input(network, &x.dims(), loaded.images, request.size)?;
     let classes = match &loaded.classes {
         Some(classes) => classes.clone(),
@@ -59,7 +62,10 @@ pub(super) fn network_preprocessing(
             let received = &preprocessing.input;
             bail!("ImageNet's weights take images [height, width, 3], received {received:?}");
         }
-        return Ok(Preprocessing { scale: Scale::Imagenet, ..preprocessing });
+        return Ok(Preprocessing { scale: Scale::of_imagenet(network), ..preprocessing });
+    }
+    if network.has_own_preprocessing() {
+        return Ok(preprocessing);
     }
     if !network.subtracts_mean() {
         return Ok(Preprocessing { scale: Scale::Unit, ..preprocessing });

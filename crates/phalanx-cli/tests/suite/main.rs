@@ -14,6 +14,7 @@ mod files;
 mod inspect;
 mod models;
 mod names;
+mod networks;
 mod output;
 mod plan;
 mod runs;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Maximum size of a download in bytes.
-const MAX_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 2 << 30;
 /// Timeout of one request. A longer transfer continues in another request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Consecutive requests without progress before giving up.
@@ -21,7 +21,7 @@ const MAX_REQUESTS: usize = 1000;
 /// Downloads a file into a directory, where it appears complete and verified or not at all. Returns its
 /// path. The data of an interrupted transfer is kept, and the next one resumes from it.
 pub(super) fn fetch(
-    remote: &Remote,
+    remote: &Remote<'_>,
     directory: &Path,
     progress: &mut dyn FnMut(&Transfer),
 ) -> Result<PathBuf> {
@@ -189,8 +189,24 @@ fn request(
     }
 }
 
+/// Checks a file that is in place.
+///
+/// # Errors
+/// Another checksum, or a file that cannot be read.
+pub(crate) fn verify_file(path: &Path, checksum: Checksum<'_>) -> Result<()> {
+    let fail = |e| Error::io(path, e);
+    let mut file = crate::saving::open_file(path, "a weights file")?;
+    let (Checksum::Sha256(expected) | Checksum::Md5(expected)) = checksum else { return Ok(()) };
+    match verify(&mut file, checksum).map_err(fail)? {
+        Ok(()) => Ok(()),
+        Err(found) => {
+            Err(Error::file(path, format!("the checksum {expected} of the official file"), found))
+        }
+    }
+}
+
 /// Checks the bytes of a file. On mismatch, returns the checksum found.
-fn verify(file: &mut File, checksum: Checksum) -> std::io::Result<Result<(), String>> {
+fn verify(file: &mut File, checksum: Checksum<'_>) -> std::io::Result<Result<(), String>> {
     file.seek(SeekFrom::Start(0))?;
     let (found, expected) = match checksum {
         Checksum::Sha256(expected) => {
@@ -203,6 +219,7 @@ fn verify(file: &mut File, checksum: Checksum) -> std::io::Result<Result<(), Str
             std::io::copy(file, &mut hash)?;
             (hexadecimal(&hash.finalize()), expected)
         }
+        Checksum::Unknown => return Ok(Ok(())),
     };
     Ok(if found == expected { Ok(()) } else { Err(found) })
 }

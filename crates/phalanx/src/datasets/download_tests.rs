@@ -67,7 +67,7 @@ fn serve(data: &[u8], answers: &[Answer]) -> (String, Arc<Mutex<Vec<String>>>) {
 }
 
 /// Leaks a few strings, because the tables of real datasets are constants.
-fn remote(urls: &[String], data: &[u8]) -> Remote {
+fn remote(urls: &[String], data: &[u8]) -> Remote<'static> {
     let urls: Vec<&'static str> = urls.iter().map(|u| &*u.clone().leak()).collect();
     let sum = hexadecimal(&sha2::Sha256::digest(data)).leak();
     Remote { file: "file.bin", urls: urls.leak(), checksum: Checksum::Sha256(sum) }

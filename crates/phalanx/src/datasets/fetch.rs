@@ -10,23 +10,25 @@ use std::time::{Duration, Instant};
 /// The checksum of a file, in hexadecimal.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "datasets"), expect(dead_code, reason = "only downloads are verified"))]
-pub(super) enum Checksum {
-    Sha256(&'static str),
-    Md5(&'static str),
+pub(crate) enum Checksum<'a> {
+    Sha256(&'a str),
+    Md5(&'a str),
+    /// The publisher does not say.
+    Unknown,
 }
 
 /// A file to download.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Remote {
+pub(crate) struct Remote<'a> {
     /// Local file name.
-    pub file: &'static str,
+    pub file: &'a str,
     /// Addresses, the official one first. The file name is appended to an address that ends in `/`.
-    pub urls: &'static [&'static str],
+    pub urls: &'a [&'a str],
     #[cfg_attr(
         not(feature = "datasets"),
         expect(dead_code, reason = "only downloads are verified")
     )]
-    pub checksum: Checksum,
+    pub checksum: Checksum<'a>,
 }
 
 /// Progress of a download.
@@ -47,7 +49,7 @@ pub(super) struct Published {
     pub folder: &'static str,
     /// The files that a user would place there.
     pub files: &'static [&'static str],
-    pub remotes: &'static [Remote],
+    pub remotes: &'static [Remote<'static>],
     /// Whether the only remote file is an archive of the files.
     pub is_archive: bool,
     /// The files that are missing from a directory.
@@ -212,10 +214,7 @@ impl Published {
         if missing.is_empty() {
             return Ok(target);
         }
-        let result = match std::env::var_os("PHALANX_OFFLINE").is_some_and(|v| !v.is_empty()) {
-            true => Err(Error::config("download", "PHALANX_OFFLINE is set")),
-            false => self.download(&missing, &target, progress),
-        };
+        let result = online().and_then(|()| self.download(&missing, &target, progress));
         result.map_err(|e| Error::Download {
             name: self.name.into(),
             files: missing,
@@ -242,6 +241,30 @@ impl Published {
         }
         Ok(())
     }
+}
+
+/// Fails if the user allows no downloads.
+fn online() -> Result<()> {
+    match std::env::var_os("PHALANX_OFFLINE").is_some_and(|v| !v.is_empty()) {
+        true => Err(Error::config("download", "PHALANX_OFFLINE is set")),
+        false => Ok(()),
+    }
+}
+
+/// Downloads one file into a directory. `name` says in errors what it is.
+pub(crate) fn fetch_file(
+    remote: &Remote<'_>,
+    name: &str,
+    target: &Path,
+    progress: &mut dyn FnMut(&Transfer),
+) -> Result<PathBuf> {
+    online().and_then(|()| download::fetch(remote, target, progress)).map_err(|e| Error::Download {
+        name: name.into(),
+        files: vec![remote.file.into()],
+        directory: target.into(),
+        url: remote.urls[0].into(),
+        reason: e.to_string(),
+    })
 }
 
 /// Shows progress on standard error if that is a terminal, for use with [`fetch`].

@@ -14,6 +14,8 @@ pub mod mnist;
 pub mod npy;
 mod user_files;
 
+pub(crate) use download::verify_file;
+pub(crate) use fetch::{Checksum, Remote, fetch_file};
 pub use fetch::{Transfer, fetch, find, terminal};
 pub use user_files::{
     Categories, Csv, Missing, SampleSet, Table, TableEncoding, UserData, load_npz, read_arrays,

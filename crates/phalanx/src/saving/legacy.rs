@@ -218,6 +218,17 @@ pub(super) enum Match {
     Exactly,
     /// By name. Layers that exist only in the file or only in the model are skipped.
     ByName,
+    /// As `Exactly`, except for the top of a network, which the file or the model may lack.
+    Top(Top),
+}
+
+/// The classifier of a network: its last layers with weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Top {
+    /// The number of layers with weights that only the network with top has.
+    pub layers: usize,
+    /// Whether to load them, if model and file have them. Otherwise the model has a top that keeps its weights.
+    pub load: bool,
 }
 
 /// Reads weights. Also returns the names of members that received none.
@@ -231,10 +242,15 @@ pub(super) fn read(
     let Some(group) = weights_group(file) else {
         return Err(fault(path, "a file without layer_names"));
     };
-    let saved = saved(path, group)?;
+    let mut saved = saved(path, group)?;
     let members: Vec<(String, Vec<Weight>)> =
         members(def).into_iter().filter(|(_, weights)| !weights.is_empty()).collect();
-    let pairs = pair(&saved, &members, how)
+    let mut matched = &members[..];
+    if let Match::Top(Top { layers, load: false }) = how {
+        matched = &members[..members.len().saturating_sub(layers)];
+        saved.truncate(matched.len());
+    }
+    let pairs = pair(&saved, matched, how)
         .map_err(|(expected, received)| Error::file(path, expected, received))?;
     let mut staged: Vec<(LayerHandle, Vec<Option<Vec<f32>>>)> = vec![];
     let mut faults = vec![];
@@ -290,7 +306,9 @@ fn pair(
             |(i, s): (usize, &SavedLayer)| Some((i, *index_by_name.get(rename(&s.name).as_str())?));
         saved.iter().enumerate().filter_map(find).collect()
     };
-    let complete = |pairs: &Vec<_>| pairs.len() == saved.len() && pairs.len() == members.len();
+    let (more, fewer) = (saved.len().max(members.len()), saved.len().min(members.len()));
+    let with_top = matches!(how, Match::Top(top) if more - fewer <= top.layers);
+    let complete = |pairs: &Vec<_>| pairs.len() == fewer && (more == fewer || with_top);
     let (named, renamed) = (by(str::to_string), by(super::resnet::current_name));
     if complete(&named) || how == Match::ByName && named.len() >= renamed.len() {
         return Ok(named);
@@ -298,8 +316,8 @@ fn pair(
     if complete(&renamed) || how == Match::ByName {
         return Ok(renamed);
     }
-    if saved.len() == members.len() {
-        return Ok((0..saved.len()).map(|i| (i, i)).collect());
+    if more == fewer || with_top {
+        return Ok((0..fewer).map(|i| (i, i)).collect());
     }
     let expected = format!("{} layers with weights", members.len());
     Err((expected, format!("{}", saved.len())))

@@ -30,6 +30,7 @@ pub use describe::{Description, LayerEntry, TensorEntry, describe};
 pub use diff::{Difference, diff};
 pub(crate) use format::Format;
 pub(crate) use keras::{layers_in_order, object, optimizer_object};
+pub(crate) use legacy::Top;
 pub use load::{Load, load_model, read_compile, read_compile_for_evaluation};
 use load::{Stored, open_stored};
 pub(crate) use run_checkpoints::RunDirectory;
@@ -40,7 +41,7 @@ pub(crate) use training::{TrainingState, Variable};
 use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
-use crate::model::{Callee, Definition};
+use crate::model::{Callee, Definition, Model};
 use phalanx_distributed::warnings::warning;
 use phalanx_graph::text::shown;
 use phalanx_graph::{Tensor, text};
@@ -68,6 +69,17 @@ pub(crate) fn legacy_names(path: &Path) -> Result<Option<Vec<String>>> {
         None => Ok(None),
         Some(_) => legacy::layer_names(path, &stored.file).map(Some),
     }
+}
+
+/// Sets the weights of a network from a legacy `.h5` file of the network with or without its top.
+pub(crate) fn load_with_top(model: &Model, path: &Path, top: Top) -> Result<()> {
+    let stored = open_stored(path, Format::of(path)?)?;
+    let how = legacy::Match::Top(top);
+    let (staged, _) = legacy::read(path, &stored.file, model.definition(), how)?;
+    for (layer, values) in staged {
+        layer.set_values(values.into_iter());
+    }
+    Ok(())
 }
 
 /// Which parts of a model to save, if the format can store them.
@@ -309,7 +321,7 @@ fn join_faults(faults: &[String]) -> String {
 mod tests {
     use super::*;
     use crate::layers::{BatchNormalization, Dense};
-    use crate::model::{Apply, Input, Model, Sequential};
+    use crate::model::{Apply, Input, Sequential};
     use serde_json::json;
     use std::path::PathBuf;
 

@@ -113,6 +113,11 @@ impl Model {
         }
     }
 
+    /// The structure as JSON, as Keras' `to_json` and `.keras` files have it.
+    pub fn to_json(&self) -> String {
+        super::structure(self.definition())
+    }
+
     /// Sets the weights of layers that a legacy `.h5` file has under the same names, and returns the
     /// names of the layers it lacks. Layers that exist only in the file are skipped.
     ///

@@ -64,7 +64,41 @@ impl<S: LearningRateSchedule + 'static> From<S> for LearningRate {
     }
 }
 
+/// A user's schedule times a factor.
+#[derive(Debug)]
+struct Scaled {
+    // Shown by `Debug`, by which schedules are compared.
+    schedule: CustomSchedule,
+    factor: f64,
+}
+
+impl LearningRateSchedule for Scaled {
+    fn at(&self, step: u64) -> f64 {
+        self.factor * self.schedule.0.at(step)
+    }
+}
+
 impl LearningRate {
+    /// The rate multiplied by a factor at every step.
+    ///
+    /// ```
+    /// use phalanx::schedules::{LearningRate, PolynomialDecay};
+    ///
+    /// let rate: LearningRate = PolynomialDecay::new(0.1, 10).into();
+    /// assert_eq!(rate.clone().scaled(4.0).at(3), 4.0 * rate.at(3));
+    /// ```
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> LearningRate {
+        match self {
+            LearningRate::Constant(rate) => LearningRate::Constant(rate * factor),
+            LearningRate::Schedule(mut schedule) => {
+                schedule.rates().into_iter().for_each(|rate| *rate *= factor);
+                LearningRate::Schedule(schedule)
+            }
+            LearningRate::Custom(schedule) => Scaled { schedule, factor }.into(),
+        }
+    }
+
     /// The rate at a step; the first step is 0.
     pub fn at(&self, step: u64) -> f64 {
         match self {

@@ -24,16 +24,24 @@ mod gan;
 mod hello;
 #[path = "../../examples/minigooglenet_cifar10.rs"]
 mod minigooglenet;
+#[path = "../../examples/small_gpt.rs"]
+mod small_gpt;
 #[path = "../../examples/tabular_categories.rs"]
 mod tabular_categories;
 #[path = "../../examples/text_classification.rs"]
 mod text_classification;
+#[path = "../../examples/time_series.rs"]
+mod time_series;
 #[path = "../../examples/resnet50_transfer.rs"]
 mod transfer;
 #[path = "../../examples/mnist_cnn.rs"]
 mod tutorial_cnn;
 #[path = "../../examples/two_replicas.rs"]
 mod two_replicas;
+#[path = "../../examples/unet_segmentation.rs"]
+mod unet;
+#[path = "../../examples/vit_cifar10.rs"]
+mod vit;
 
 fn digits(train: usize) -> Result<datasets::Split> {
     glyphs::load(Glyphs { train, test: 500, seed: 1 })
@@ -218,4 +226,41 @@ fn examples_refuse_flags_that_they_do_not_know() {
     assert!(error.ends_with("received --gpus two"), "{error}");
     let none = hello::arguments::parse("", line("--epochs 3")).map(|_| ()).unwrap_err();
     assert_eq!(none.to_string(), "command line: arguments: expected none, received --epochs");
+}
+
+#[test]
+fn the_small_gpt_learns_to_continue_sentences() {
+    let (loss, text) = small_gpt::run(3, 40_000, "otto swims to the ", 0).unwrap();
+    assert!(loss < 1.0, "{loss}");
+    assert_eq!(text, "otto swims to the sea.");
+}
+
+#[test]
+fn the_vision_transformer_learns_digits() {
+    use phalanx::applications::VisionTransformer;
+    let digits = glyphs::load(Glyphs { train: 1500, test: 200, seed: 1 }).unwrap();
+    let sizes = VisionTransformer {
+        image: [28, 28, 1],
+        patch: 7,
+        width: 32,
+        layers: 2,
+        units: 64,
+        head: vec![64],
+        ..VisionTransformer::small()
+    };
+    let logs = vit::run(digits, sizes, 8).unwrap();
+    assert!(logs.get("accuracy").unwrap() > 0.6, "{logs}");
+}
+
+#[test]
+fn the_unet_finds_the_shapes() {
+    let logs = unet::run(120, 5, 0).unwrap();
+    // Four fifths of the pixels are background.
+    assert!(logs.get("accuracy").unwrap() > 0.9, "{logs}");
+}
+
+#[test]
+fn the_forecast_beats_the_day_before() {
+    let (error, baseline) = time_series::run(1500, 6, 0).unwrap();
+    assert!(error < baseline, "{error} {baseline}");
 }

@@ -15,7 +15,7 @@ const TOLERANCE: f32 = 1e-5;
 /// Training steps.
 const STEPS: usize = 3;
 
-fn tensors(path: &Path) -> BTreeMap<String, Tensor> {
+pub(crate) fn tensors(path: &Path) -> BTreeMap<String, Tensor> {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let read = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
@@ -36,13 +36,23 @@ fn numbered(tensors: &BTreeMap<String, Tensor>, letter: char) -> Vec<Tensor> {
 }
 
 fn compare(what: &str, expected: &Tensor, received: &Tensor) -> std::result::Result<(), String> {
+    compare_within(TOLERANCE, what, expected, received)
+}
+
+/// Compares with a tolerance relative to the largest value, or to 1 if all are smaller.
+pub(crate) fn compare_within(
+    tolerance: f32,
+    what: &str,
+    expected: &Tensor,
+    received: &Tensor,
+) -> std::result::Result<(), String> {
     if expected.dims() != received.dims() {
         return Err(format!("{what}: {:?} for {:?}", received.dims(), expected.dims()));
     }
     let (e, r) = (expected.f32().unwrap(), received.f32().unwrap());
     let scale = e.iter().fold(1.0f32, |m, v| m.max(v.abs()));
     let off = e.iter().zip(r).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    if off <= TOLERANCE * scale { Ok(()) } else { Err(format!("{what}: off by {off} of {scale}")) }
+    if off <= tolerance * scale { Ok(()) } else { Err(format!("{what}: off by {off} of {scale}")) }
 }
 
 /// Takes one model through all checks.
@@ -96,7 +106,7 @@ fn zero(tensor: &Tensor) -> Tensor {
 }
 
 /// The files of the cross check with a given suffix and no other dot.
-fn files(ending: &str) -> Vec<PathBuf> {
+pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
     let directory = std::env::var_os("PHALANX_CROSS_CHECK").expect("PHALANX_CROSS_CHECK is set");
     let directory = PathBuf::from(directory);
     let mut files: Vec<PathBuf> =

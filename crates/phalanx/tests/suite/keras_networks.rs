@@ -13,7 +13,7 @@ const ROUNDING: f64 = 1e-5;
 const SPREADS: f64 = 4.0;
 
 /// The random numbers of the fixtures: splitmix64, 24 bits per number.
-fn bits(seed: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn bits(seed: u64) -> impl Iterator<Item = u64> {
     (1u64..).map(move |k| {
         let z = seed.wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,7 +22,7 @@ fn bits(seed: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-fn uniform(seed: u64, scale: f32, dims: &[usize]) -> Tensor {
+pub(crate) fn uniform(seed: u64, scale: f32, dims: &[usize]) -> Tensor {
     let value = |z: u64| (z as f32 / (1 << 24) as f32 - 0.5) * 2.0 * scale;
     let values: Vec<f32> = bits(seed).take(dims.iter().product()).map(value).collect();
     Tensor::new(dims, values).unwrap()

@@ -34,8 +34,12 @@ impl Fixture {
     /// Reads `tests/fixtures/<group>.safetensors`.
     pub fn load(group: &str) -> Fixture {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
-        let path = root.join(format!("{group}.safetensors"));
-        let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Fixture::read(&root.join(format!("{group}.safetensors")))
+    }
+
+    /// Reads a file.
+    pub fn read(path: &std::path::Path) -> Fixture {
+        let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
         let metadata = header.metadata().as_ref().expect("metadata");
         let cases = serde_json::from_str(&metadata["cases"]).expect("a list of cases");

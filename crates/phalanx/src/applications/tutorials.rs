@@ -1,16 +1,12 @@
-//! Ready-made models: the networks of the tutorials Phalanx grew from, and some well-known ones.
+//! The networks of the tutorials Phalanx grew from, and two small ones for images of 32x32.
 
 use crate::error::{Error, Result};
-use crate::layer::LayerExt;
 use crate::layers::{
     Activation, Add, AveragePooling2D, BatchNormalization, Concatenate, Conv2D, Dense, Dropout,
-    Flatten, GlobalAveragePooling2D, MaxPooling2D, ZeroPadding2D,
+    Flatten, GlobalAveragePooling2D, MaxPooling2D,
 };
 use crate::model::{Apply, Input, Model, Sequential, Symbol};
 use crate::regularizers::Regularizer;
-use crate::saving;
-use phalanx_graph::Tensor;
-use std::path::Path;
 
 /// The multilayer perceptron of the guide: two hidden layers of 256 units on `pixels` inputs (784 for MNIST),
 /// with logits as output.
@@ -81,122 +77,6 @@ pub fn mini_googlenet(input: [usize; 3], classes: Option<usize>) -> Result<Model
     Model::with_name("mini_googlenet", &inputs, &x)
 }
 
-/// The epsilon of ResNet50's batch normalisations, and that of its older weights files.
-const EPSILON: f64 = 1.001e-5;
-const OLD_EPSILON: f64 = 1e-3;
-/// The means that Keras subtracts from the blue, green and red channels of ResNet50's images.
-const CHANNEL_MEANS: [f32; 3] = [103.939, 116.779, 123.68];
-
-/// A convolution of ResNet50 with its batch normalisation, named as in Keras.
-fn named_conv(x: &Symbol, conv: Conv2D, name: &str, epsilon: f64) -> Symbol {
-    let x = conv.named(&format!("{name}_conv")).apply(x);
-    BatchNormalization::new().epsilon(epsilon).named(&format!("{name}_bn")).apply(&x)
-}
-
-/// A block's filters, its stride, and whether its shortcut is a convolution.
-struct Block {
-    filters: usize,
-    stride: usize,
-    project: bool,
-}
-
-fn bottleneck(x: &Symbol, block: Block, name: &str, epsilon: f64) -> Symbol {
-    let Block { filters, stride, project } = block;
-    let conv = |x: &Symbol, conv: Conv2D, part: usize| {
-        named_conv(x, conv, &format!("{name}_{part}"), epsilon)
-    };
-    let relu =
-        |x: &Symbol, part: &str| Activation::new("relu").named(&format!("{name}_{part}")).apply(x);
-    let shortcut =
-        if project { conv(x, Conv2D::new(4 * filters, 1).strides(stride), 0) } else { x.clone() };
-    let y = conv(x, Conv2D::new(filters, 1).strides(stride), 1);
-    let y = relu(&y, "1_relu");
-    let y = conv(&y, Conv2D::new(filters, 3).padding("same"), 2);
-    let y = relu(&y, "2_relu");
-    let y = conv(&y, Conv2D::new(4 * filters, 1), 3);
-    let y = Add::new().named(&format!("{name}_add")).apply([&shortcut, &y]);
-    relu(&y, "out")
-}
-
-/// ResNet50 as in `keras.applications`, with a classification top for `classes`. Without a top (`None`) the
-/// output is the last feature map, for a new head.
-pub fn resnet50(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
-    resnet50_with(input, classes, EPSILON)
-}
-
-/// ResNet50 with weights from a file: one of the official ImageNet `.h5` files, in the current version or the
-/// older one (with layers such as `res2a_branch2a`), with or without a top, or any weights file of the same
-/// network.
-///
-/// If `classes` is `None`, the top in the file is ignored. If the file has no top, a new top is initialised.
-///
-/// # Errors
-/// A file that is damaged, or that belongs to another network or another number of classes.
-pub fn resnet50_from(
-    path: impl AsRef<Path>,
-    input: [usize; 3],
-    classes: Option<usize>,
-) -> Result<Model> {
-    let path = path.as_ref();
-    let Some(names) = saving::legacy_names(path)? else {
-        let mut model = resnet50(input, classes)?;
-        model.load_weights(path)?;
-        return Ok(model);
-    };
-    let old = names.iter().any(|name| saving::resnet::is_old_name(name));
-    let mut model = resnet50_with(input, classes, if old { OLD_EPSILON } else { EPSILON })?;
-    let has_top = names.iter().any(|name| name == "predictions" || name == "fc1000");
-    let mut left = model.load_weights_by_name(path)?;
-    left.retain(|name| has_top || name != "predictions");
-    if left.is_empty() {
-        return Ok(model);
-    }
-    let received = format!("none for {}", left.join(", "));
-    Err(Error::file(path, "weights for every layer of ResNet50", received))
-}
-
-/// Converts images (red, green, blue from 0 to 255) to the input of ResNet50's ImageNet weights: channels in
-/// the order blue, green, red, with the mean of each channel subtracted.
-///
-/// # Errors
-/// Images without a last axis of three floats.
-pub fn resnet50_preprocess(images: &Tensor) -> Result<Tensor> {
-    let dims = images.dims();
-    let Some(values) = images.f32().filter(|_| dims.last() == Some(&3)) else {
-        let received = format!("{} {dims:?}", images.dtype());
-        let expected = "floats with a last axis of 3";
-        return Err(Error::argument("resnet50_preprocess", "images", expected, received));
-    };
-    let [blue, green, red] = CHANNEL_MEANS;
-    let pixel = |p: &[f32; 3]| [p[2] - blue, p[1] - green, p[0] - red];
-    let values: Vec<f32> = values.as_chunks().0.iter().flat_map(pixel).collect();
-    Ok(Tensor::new(dims, values)?)
-}
-
-fn resnet50_with(input: [usize; 3], classes: Option<usize>, epsilon: f64) -> Result<Model> {
-    let inputs = Input::new(input).symbol();
-    let x = ZeroPadding2D::new(3).named("conv1_pad").apply(&inputs);
-    let x = named_conv(&x, Conv2D::new(64, 7).strides(2), "conv1", epsilon);
-    let x = Activation::new("relu").named("conv1_relu").apply(&x);
-    let x = ZeroPadding2D::new(1).named("pool1_pad").apply(&x);
-    let mut x = MaxPooling2D::new(3).strides(2).named("pool1_pool").apply(&x);
-    for (stage, (filters, blocks, stride)) in
-        [(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)].into_iter().enumerate()
-    {
-        for block in 1..=blocks {
-            let first = block == 1;
-            let name = format!("conv{}_block{block}", stage + 2);
-            let stride = if first { stride } else { 1 };
-            x = bottleneck(&x, Block { filters, stride, project: first }, &name, epsilon);
-        }
-    }
-    if let Some(classes) = classes {
-        x = GlobalAveragePooling2D::new().named("avg_pool").apply(&x);
-        x = Dense::new(classes).activation("softmax").named("predictions").apply(&x);
-    }
-    Model::with_name("resnet50", &inputs, &x)
-}
-
 /// A convolution of ResNet20, initialised and regularised as by the authors of the network.
 fn regularized_conv(filters: usize, size: usize, stride: usize) -> Conv2D {
     Conv2D::new(filters, size)
@@ -260,6 +140,7 @@ pub fn vgg11(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::applications::resnet50;
 
     /// The numbers are from the summaries of Keras and PyTorch. PyTorch does not count moving statistics.
     #[test]
