@@ -286,12 +286,12 @@ pub(crate) fn class_and_package<'a>(
     };
     match of_keras || (registered.is_none() && is_registered(kind, class)) {
         true => Ok(None),
-        false => Err(refuse(kind, registered.unwrap_or(class))),
+        false => Err(refuse(kind, registered.unwrap_or(class), text("module"))),
     }
 }
 
-/// The error of a class that is not registered.
-pub(crate) fn refuse(kind: &str, name: &str) -> Error {
+/// The error of a class that is not registered; `module` is that of Python, if the file names one.
+pub(crate) fn refuse(kind: &str, name: &str, module: Option<&str>) -> Error {
     let short = short_class(name);
     let expected = match kind {
         "layer" | "loss" | "metric" => format!(
@@ -300,7 +300,9 @@ pub(crate) fn refuse(kind: &str, name: &str) -> Error {
         ),
         _ => "a class of Keras".into(),
     };
-    Error::argument(kind, "class", expected, format!("'{name}', which is not registered"))
+    let module = module.map_or(String::new(), |module| format!(" of the module '{module}'"));
+    let received = format!("'{name}'{module}, which is not registered");
+    Error::argument(kind, "class", expected, received)
 }
 
 /// The class name without its package.

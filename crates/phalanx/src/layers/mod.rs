@@ -249,7 +249,7 @@ pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<B
         return custom;
     }
     if class_name.contains('>') {
-        return Err(custom::refuse("layer", class_name));
+        return Err(custom::refuse("layer", class_name, None));
     }
     if class_name == "Lambda" {
         return Err(lambda());
@@ -278,7 +278,7 @@ fn lambda() -> Error {
     let expected = "a class: Python code in a file is never run. In Python, write the function as a class `Name` with \
                     @keras.saving.register_keras_serializable(package=\"my\") and save the model again; here, implement it \
                     and call phalanx::custom::register_layer::<Name>(\"my>Name\") before loading";
-    Error::argument("layer", "class", expected, "Lambda")
+    Error::argument("layer", "class", expected, "'Lambda'")
 }
 
 /// Removes keys that some versions of Keras write and that have no effect at these values.

@@ -352,7 +352,7 @@ pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<
         return custom;
     }
     if class_name.contains('>') {
-        return Err(custom::refuse("loss", class_name));
+        return Err(custom::refuse("loss", class_name, None));
     }
     let known = || REGISTRY.aliases().map(String::from).collect();
     let class = REGISTRY.find(class_name, |class| class.has_name(class_name), known)?;

@@ -245,7 +245,7 @@ pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<
         return custom;
     }
     if class_name.contains('>') {
-        return Err(custom::refuse("metric", class_name));
+        return Err(custom::refuse("metric", class_name, None));
     }
     let variants = ["accuracy", "crossentropy"];
     let known = || variants.into_iter().chain(REGISTRY.aliases()).map(String::from).collect();

@@ -337,7 +337,7 @@ fn what_is_not_registered_is_refused_with_what_to_do() {
     let refusals = [
         ("custom_unregistered", "register_layer::<Unknown>(\"my>Unknown\")"),
         ("custom_plain", "register_layer::<Plain>(\"Plain\")"),
-        ("custom_lambda", "received Lambda"),
+        ("custom_lambda", "received 'Lambda'"),
         ("custom_function", "register_activation(\"my>unknown\", unknown)"),
     ];
     for (name, expected) in refusals {

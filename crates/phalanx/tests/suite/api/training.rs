@@ -34,7 +34,8 @@ fn every_name_is_accepted() {
     for name in ActivationFn::NAMES {
         predict(Dense::new(4).activation(*name)).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
-    for name in Initializer::NAMES {
+    // One initializer is for the kernels of spectrograms only.
+    for name in Initializer::NAMES.iter().filter(|name| **name != "stft") {
         predict(Dense::new(4).kernel_initializer(*name)).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
     for name in Regularizer::NAMES {

@@ -75,7 +75,7 @@ fn configs() -> Vec<(&'static str, Value, &'static str)> {
     vec![
         ("2024-3660 code", chain(lambda()), "'Lambda'"),
         ("2024-3660 code further in", sequential("net", [input(), inner]), "'Lambda'"),
-        ("2024-3660 code in a wrapper", chain(wrapped), "unknown layer 'Lambda'"),
+        ("2024-3660 code in a wrapper", chain(wrapped), "received 'Lambda'"),
         ("2024-3660 code for an activation", option("activation", code.clone()), "activation"),
         ("2025-1550 a module", chain(object("subprocess", "Popen")), "subprocess"),
         ("2025-1550 a model", object("subprocess", "Popen"), "subprocess"),
@@ -112,7 +112,7 @@ fn configs() -> Vec<(&'static str, Value, &'static str)> {
                 mine["registered_name"] = json!("mine>Dense");
                 chain(mine)
             },
-            "registered_name",
+            "not registered",
         ),
         ("an unknown option", option("on_load", json!("run")), "on_load"),
         ("a way up for a name", renamed("../../../etc/passwd"), "name"),
