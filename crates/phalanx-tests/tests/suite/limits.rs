@@ -59,6 +59,7 @@ const EXCEPTIONS: &[Exception] = &[
         "Keras' arguments",
     ),
     (Limit::Fields, "phalanx/src/layers/conv.rs", "Conv", "Keras' arguments"),
+    (Limit::Fields, "phalanx/src/layers/rnn/conv_lstm.rs", "ConvCell", "Keras' arguments"),
     (Limit::Fields, "phalanx/src/layers/conv_transpose.rs", "ConvTranspose", "Keras' arguments"),
     (Limit::Fields, "phalanx/src/layers/depthwise_conv.rs", "DepthwiseConv", "Keras' arguments"),
     (Limit::Fields, "phalanx/src/layers/separable_conv.rs", "SeparableConv", "Keras' arguments"),
@@ -92,6 +93,18 @@ const EXCEPTIONS: &[Exception] = &[
         "phalanx-graph/src",
         "Graph",
         "the vocabulary in which layers and derivatives are written",
+    ),
+    (
+        Limit::Methods,
+        "phalanx/src",
+        "LayerContext",
+        "the vocabulary in which layers are written, also those of users",
+    ),
+    (
+        Limit::Methods,
+        "phalanx/src",
+        "OpContext",
+        "the vocabulary in which the functions of keras.ops read their arguments",
     ),
     (Limit::Methods, "phalanx/src", "Model", "the users' vocabulary, which is Keras'"),
     (

@@ -339,38 +339,6 @@ impl Model {
         TrainLoop::new(session, &*data, validation.as_deref(), fit)?.run()
     }
 
-    /// Performs one update on a prepared batch.
-    pub(crate) fn train_on(&mut self, batch: &HostBatch) -> Result<Logs> {
-        let session = self.session("train_on_batch")?;
-        session.checks.origin = BatchOrigin::Batch;
-        let mut tally = session.objective.tally();
-        let accumulation = session.optimizer_accumulation();
-        session.weights.take_ownership();
-        session.run(StepKind::Train, batch, accumulation, &mut tally)?;
-        Ok(session.objective.logs(&tally))
-    }
-
-    /// Prepares all samples of some data as one batch.
-    pub(crate) fn whole_batch(&mut self, data: impl IntoDataset) -> Result<HostBatch> {
-        let session = self.session("train_on_batch")?;
-        let source = data.into_source()?.in_order();
-        let rows = match &source {
-            Source::Arrays(arrays) => arrays.len(),
-            Source::Dataset(_) => None,
-        };
-        let data = source.prepare(session, rows, true, "batch")?.dataset();
-        let mut batch = HostBatch::default();
-        data.epoch(0, 0, 0)?.next(&mut batch)?;
-        Ok(batch)
-    }
-
-    /// Returns the gradients on a prepared batch.
-    pub(crate) fn gradients_on(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
-        let session = self.session("gradients")?;
-        session.checks.origin = BatchOrigin::Batch;
-        session.gradients(batch)
-    }
-
     /// Performs `steps` updates on the same batch, which is all of `data`, for benchmarks. Calls
     /// `after_steps` after one or more updates with their number. Returns loss and metrics of the last one.
     pub fn train_repeatedly(

@@ -5,7 +5,7 @@ use super::source::one_batch;
 use super::{Logs, Model};
 use crate::data::{Arrays, Dataset, HostBatch};
 use crate::error::Result;
-use crate::model::source::IntoDataset;
+use crate::model::source::{IntoDataset, Source};
 use phalanx_graph::Tensor;
 use std::collections::BTreeMap;
 
@@ -75,6 +75,38 @@ impl Model {
         let accumulation = session.optimizer_accumulation();
         session.weights.take_ownership();
         session.run_alone(StepKind::Train, &batch, accumulation)
+    }
+
+    /// Performs one update on a prepared batch.
+    pub(crate) fn train_on(&mut self, batch: &HostBatch) -> Result<Logs> {
+        let session = self.session("train_on_batch")?;
+        session.checks.origin = BatchOrigin::Batch;
+        let mut tally = session.objective.tally();
+        let accumulation = session.optimizer_accumulation();
+        session.weights.take_ownership();
+        session.run(StepKind::Train, batch, accumulation, &mut tally)?;
+        Ok(session.objective.logs(&tally))
+    }
+
+    /// Prepares all samples of some data as one batch.
+    pub(crate) fn whole_batch(&mut self, data: impl IntoDataset) -> Result<HostBatch> {
+        let session = self.session("train_on_batch")?;
+        let source = data.into_source()?.in_order();
+        let rows = match &source {
+            Source::Arrays(arrays) => arrays.len(),
+            Source::Dataset(_) => None,
+        };
+        let data = source.prepare(session, rows, true, "batch")?.dataset();
+        let mut batch = HostBatch::default();
+        data.epoch(0, 0, 0)?.next(&mut batch)?;
+        Ok(batch)
+    }
+
+    /// Returns the gradients on a prepared batch.
+    pub(crate) fn gradients_on(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
+        let session = self.session("gradients")?;
+        session.checks.origin = BatchOrigin::Batch;
+        session.gradients(batch)
     }
 
     /// Returns loss and metrics of one batch.

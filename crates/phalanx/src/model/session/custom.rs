@@ -1,0 +1,67 @@
+//! The session of a training step that a program describes itself.
+
+use super::programs::BuiltStep;
+use super::{BatchChecks, BatchOrigin, Declared, Objective, Session, StepKind, Tracked, indices};
+use crate::data::Digest;
+use crate::error::Result;
+use crate::model::definition::Definition;
+use crate::model::steps;
+use crate::train_step::{BuiltCustomStep, CustomStep};
+use crate::workers::MultiWorkerMirroredStrategy;
+use std::sync::Arc;
+
+impl Session {
+    /// The session of a step that a program describes itself. `built` is its training step.
+    pub(crate) fn custom(
+        def: Arc<Definition>,
+        mut custom: CustomStep,
+        built: BuiltCustomStep,
+        strategy: MultiWorkerMirroredStrategy,
+        seed: u64,
+    ) -> Result<Session> {
+        let BuiltCustomStep { step, weights, constants, scaling, recorded } = built;
+        let last = recorded.phases.len() - 1;
+        let main = recorded.phases[recorded.main.unwrap_or(last)].optimizer;
+        let taken = custom.optimizers[main].optimizer.take();
+        let optimizer = taken.expect("a step that was just built has its optimizers");
+        let tracked = |(metric, state_len, _)| Tracked { metric, weighted: false, state_len };
+        let metrics = vec![recorded.metrics.into_iter().map(tracked).collect()];
+        let class = |i: usize| recorded.labels.iter().find(|(target, ..)| *target == i);
+        let targets = 0..custom.targets.len();
+        let checks = BatchChecks {
+            def: def.clone(),
+            target_dtypes: custom.targets.iter().map(|(_, ty)| ty.dtype).collect(),
+            custom_classes: Some(
+                targets.clone().map(|i| class(i).map(|(_, classes, _)| *classes)).collect(),
+            ),
+            ignored_classes: targets.map(|i| class(i).and_then(|(.., ignored)| *ignored)).collect(),
+            padded_lengths: custom.targets.iter().map(|_| None).collect(),
+            output_names: custom.targets.iter().map(|(name, _)| name.clone()).collect(),
+            lookups: indices::lookups(&step.graph, def.fed.len()),
+            origin: BatchOrigin::default(),
+        };
+        // Workers and resumed runs must have the same step.
+        let mut digest = Digest::default();
+        digest.bytes(step.to_string().as_bytes());
+        let described = [("step".to_string(), format!("{:016x}", digest.end()).into())];
+        let objective = Objective {
+            optimizer,
+            losses: vec![],
+            loss_weights: vec![1.0; custom.losses.len()],
+            metrics,
+            described: described.into_iter().collect(),
+            output_names: vec![],
+            custom: Some(custom),
+        };
+        objective.check_names()?;
+        let params = step.graph.params().to_vec();
+        let constraints = steps::constraints(&params, &weights)?;
+        let declared = Declared { params, weights, constants, scaling, update: None };
+        let mut session = Session::with(objective, checks, declared, strategy, seed)?;
+        session.load_constraints(constraints)?;
+        let shape = session.new_shape(session.def.example_shapes(), vec![])?;
+        shape.steps.set(StepKind::Train, BuiltStep { step, constants: vec![] });
+        session.add_only_shape(shape);
+        Ok(session)
+    }
+}
