@@ -28,12 +28,12 @@ const SIGNATURE: &[&str] = &["inputs", "reverse"];
 /// ```
 /// use phalanx::prelude::*;
 ///
-/// let tokens = Input::new([16]).dtype("int32").symbol();
+/// let tokens = Input::new([16]).integers().symbol();
 /// let table = LayerHandle::from(ReversibleEmbedding::new(1000, 64));
 /// let x = table.apply(&tokens);
 /// let logits = table.apply_with([&x], [("reverse", true.into())]);
 /// let model = Model::new(&tokens, &logits)?;
-/// assert_eq!(model.output_shapes(), [[16, 1000]]);
+/// assert_eq!(model.output_shapes()[0].to_string(), "(None, 16, 1000)");
 /// # Ok::<(), phalanx::Error>(())
 /// ```
 #[derive(Clone, Debug)]

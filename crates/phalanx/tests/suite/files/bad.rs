@@ -42,9 +42,11 @@ fn unsupported_objects_are_rejected_by_name() {
     type Edit = Box<dyn Fn(&mut Value)>;
     let cases: Vec<(Edit, &str)> = vec![
         (Box::new(move |c| layer(c, "class_name", json!("Lambda"))), "received 'Lambda'"),
-        (Box::new(move |c| layer(c, "class_name", json!("Lambda"))), "received 'Lambda'"),
-        (Box::new(move |c| layer(c, "module", json!("os"))), "module: expected one of Keras"),
-        (Box::new(move |c| layer(c, "registered_name", json!("my>Dense"))), "registered_name"),
+        (Box::new(move |c| layer(c, "module", json!("os"))), "of the module 'os'"),
+        (
+            Box::new(move |c| layer(c, "registered_name", json!("my>Dense"))),
+            "register_layer::<Dense>(\"my>Dense\")",
+        ),
         (Box::new(move |c| option(c, "units", json!("many"))), "layer 'dense' (Dense): units"),
         (Box::new(move |c| option(c, "units", json!(-3))), "units"),
         (Box::new(move |c| option(c, "units", json!(1u64 << 62))), "dense"),
