@@ -135,7 +135,7 @@ impl Preset {
     /// The path of the file, which is downloaded if it is not in the cache.
     ///
     /// # Errors
-    /// A file in the cache with another checksum; [`Error::Download`], which tells what to place where.
+    /// A file in the cache with another checksum; [`Error::Download`](crate::Error::Download), which tells what to place where.
     pub fn find_or_fetch(&self) -> Result<PathBuf> {
         self.find_or_fetch_in(&Preset::directories())
     }
