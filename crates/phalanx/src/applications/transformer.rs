@@ -82,7 +82,8 @@ fn check(owner: &str, width: usize, heads: usize, sizes: &[(&str, usize)]) -> Re
 /// assert_eq!(Gpt2::default().parameters(), 124_439_808);
 /// let small = Gpt2 { vocabulary: 100, length: 16, width: 32, heads: 4, layers: 2, ..Gpt2::default() };
 /// let model = small.build()?;
-/// assert_eq!((model.output_shapes(), model.count_params()), (vec![vec![16, 100]], small.parameters()));
+/// assert_eq!(model.output_shapes()[0].to_string(), "(None, 16, 100)");
+/// assert_eq!(model.count_params(), small.parameters());
 /// # Ok::<(), phalanx::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]

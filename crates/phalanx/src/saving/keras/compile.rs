@@ -25,6 +25,8 @@ pub(crate) fn optimizer(optimizer: &dyn Optimizer, rate: Option<f64>) -> Value {
         // The file keeps the rate, not the schedule.
         LearningRate::Custom(_) => Some(optimizer.common().learning_rate.at(0)),
     };
+    // The optimizers of a `MultiOptimizer` have their own rates.
+    let own = own.filter(|_| !config.contains_key("optimizer_map"));
     if let Some(rate) = own.map(|own| rate.unwrap_or(own)) {
         config.insert("learning_rate".into(), f64::from(rate as f32).into());
     }
