@@ -320,7 +320,7 @@ def reptile():
     return keras.Model(inputs, L.Dense(5, activation="softmax")(x))
 
 
-@example(sizes={0: (16, 12, 3)})
+@example(sizes={0: (16, 12, 3)}, optimizer=keras.optimizers.SGD(1e-6))
 def zero_dce():
     image = keras.Input(shape=[None, None, 3])
     conv = lambda x, filters=8, activation="relu": L.Conv2D(
@@ -511,7 +511,7 @@ def gradient_centralization():
     ])
 
 
-@example(sizes={0: (12, 12, 3)}, loss="mae")
+@example(sizes={0: (12, 12, 3)}, loss="mae", optimizer=keras.optimizers.SGD(1e-6))
 def edsr():
     def res_block(x):
         y = L.Conv2D(16, 3, padding="same", activation="relu")(x)
