@@ -29,7 +29,7 @@ fn recurrent(b: &mut Build, attrs: RecurrentAttrs, units: usize) -> NodeId {
     b.push(Op::Recurrent(attrs), &operands)
 }
 
-/// More units than one block of a GPU holds the kernel of. Finite differences of so many weights would be slow.
+/// More units than one block of a GPU holds the kernel of. Finite differences of that many weights would be slow.
 pub fn wide_recurrent_cases() -> Vec<Case> {
     let one = |cell: RecurrentCell| {
         let bias = cell == RecurrentCell::Gru;

@@ -21,7 +21,7 @@ fn conv(x: &Symbol, layer: Conv2D, name: &str) -> Symbol {
     layer.use_bias(false).named(name).apply(x)
 }
 
-/// Four dense blocks of so many layers, with a transition that halves size and channels after the first three.
+/// Four dense blocks with these numbers of layers, and a transition that halves size and channels after the first three.
 pub(super) fn build(blocks: [usize; 4], app: &Application, f: Features) -> Symbol {
     let x = ZeroPadding2D::new(3).apply(&f.x);
     let x = conv(&x, Conv2D::new(64, 7).strides(2), "conv1_conv");

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// The epochs after which `fit` validates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValidationFreq {
-    /// After every so many epochs.
+    /// After every n-th epoch.
     Every(usize),
     /// After these epochs, counted from 1.
     Epochs(Vec<usize>),

@@ -11,17 +11,12 @@ use super::string_lookup::{
 };
 use super::vocabulary::{Counts, OovMethod, OovOptions, Shared, VocabularyOptions};
 use super::{check_elements, check_keys, integers, option, options};
-use crate::config;
 use crate::data::Samples;
 use crate::error::{Error, Result};
-use crate::layer::{
-    Elements, HostLayer, Layer, LayerContext, Outputs, RowType, VocabularyLayer, host_only,
-    one_input,
-};
+use crate::layer::{Elements, HostLayer, RowType, VocabularyLayer, one_input};
 use crate::registry::Config;
-use phalanx_graph::{NodeId, Tensor};
+use phalanx_graph::Tensor;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// The type of the terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,30 +121,7 @@ impl IntegerLookup {
     }
 }
 
-impl Layer for IntegerLookup {
-    fn class_name(&self) -> &'static str {
-        "IntegerLookup"
-    }
-
-    fn config(&self) -> Config {
-        let mut config = config::write(self);
-        let size = self.lookup().size().or(self.options.vocabulary_size);
-        config.insert("vocabulary_size".into(), size.map_or(Value::Null, Value::from));
-        config
-    }
-
-    fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
-        Err(host_only(&format!("layer '{}'", cx.name())))
-    }
-
-    fn host(&self) -> Option<&dyn HostLayer> {
-        Some(self)
-    }
-
-    fn vocabulary(&self) -> Option<&dyn VocabularyLayer> {
-        Some(self)
-    }
-}
+lookup_layer!(IntegerLookup);
 
 impl HostLayer for IntegerLookup {
     fn output_type(&self, owner: &str, inputs: &[RowType]) -> Result<RowType> {

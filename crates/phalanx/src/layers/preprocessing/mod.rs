@@ -1,6 +1,42 @@
 //! Preprocessing layers: text, categories and bins. Those that take strings run on the host; they compute what Keras'
 //! layers compute with TensorFlow.
 
+/// Implements [`Layer`](crate::layer::Layer) for a layer that looks up terms on the host. Its config has the size of
+/// its vocabulary.
+macro_rules! lookup_layer {
+    ($layer:ident) => {
+        impl crate::layer::Layer for $layer {
+            fn class_name(&self) -> &'static str {
+                stringify!($layer)
+            }
+
+            fn config(&self) -> crate::registry::Config {
+                let mut config = crate::config::write(self);
+                let size = self.lookup().size().or(self.options.vocabulary_size);
+                let size = size.map_or(serde_json::Value::Null, serde_json::Value::from);
+                config.insert("vocabulary_size".into(), size);
+                config
+            }
+
+            fn call(
+                &self,
+                cx: &mut crate::layer::LayerContext<'_>,
+                _: &[phalanx_graph::NodeId],
+            ) -> crate::error::Result<crate::layer::Outputs> {
+                Err(crate::layer::host_only(&format!("layer '{}'", cx.name())))
+            }
+
+            fn host(&self) -> Option<&dyn crate::layer::HostLayer> {
+                Some(self)
+            }
+
+            fn vocabulary(&self) -> Option<&dyn VocabularyLayer> {
+                Some(self)
+            }
+        }
+    };
+}
+
 pub(super) mod category_encoding;
 pub(super) mod discretization;
 mod encode;

@@ -8,17 +8,11 @@ use super::hash::Salt;
 use super::lookup::Lookup;
 use super::vocabulary::{Counts, OovOptions, Shared, VocabularyOptions};
 use super::{Encoding, check_elements, check_keys, integers, option, options};
-use crate::config;
 use crate::data::{Samples, Text};
 use crate::error::Result;
-use crate::layer::{
-    Elements, HostLayer, Layer, LayerContext, Outputs, RowType, VocabularyLayer, host_only,
-    one_input,
-};
+use crate::layer::{Elements, HostLayer, RowType, VocabularyLayer, one_input};
 use crate::registry::Config;
-use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// The keys of every layer with a vocabulary.
 pub(super) const VOCABULARY_KEYS: &[&str] = &[
@@ -211,30 +205,7 @@ impl StringLookup {
     }
 }
 
-impl Layer for StringLookup {
-    fn class_name(&self) -> &'static str {
-        "StringLookup"
-    }
-
-    fn config(&self) -> Config {
-        let mut config = config::write(self);
-        let size = self.lookup().size().or(self.options.vocabulary_size);
-        config.insert("vocabulary_size".into(), size.map_or(Value::Null, Value::from));
-        config
-    }
-
-    fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
-        Err(host_only(&format!("layer '{}'", cx.name())))
-    }
-
-    fn host(&self) -> Option<&dyn HostLayer> {
-        Some(self)
-    }
-
-    fn vocabulary(&self) -> Option<&dyn VocabularyLayer> {
-        Some(self)
-    }
-}
+lookup_layer!(StringLookup);
 
 impl HostLayer for StringLookup {
     fn output_type(&self, owner: &str, inputs: &[RowType]) -> Result<RowType> {

@@ -9,17 +9,11 @@ use super::string_lookup::{VOCABULARY_KEYS, lookup_options, vocabulary_layer};
 use super::tokens::{Ngrams, Split, Standardize, join};
 use super::vocabulary::{Counts, OovOptions, Shared, VocabularyOptions};
 use super::{Encoding, check_elements, check_keys, options};
-use crate::config;
 use crate::data::{Samples, Text};
 use crate::error::{Error, Result};
-use crate::layer::{
-    Elements, HostLayer, Layer, LayerContext, Outputs, RowType, VocabularyLayer, host_only,
-    one_input,
-};
+use crate::layer::{Elements, HostLayer, RowType, VocabularyLayer, one_input};
 use crate::registry::Config;
-use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::iter::repeat_n;
 
 /// The options besides those of the vocabulary.
@@ -263,30 +257,7 @@ impl TextVectorization {
     }
 }
 
-impl Layer for TextVectorization {
-    fn class_name(&self) -> &'static str {
-        "TextVectorization"
-    }
-
-    fn config(&self) -> Config {
-        let mut config = config::write(self);
-        let size = self.lookup().size().or(self.options.vocabulary_size);
-        config.insert("vocabulary_size".into(), size.map_or(Value::Null, Value::from));
-        config
-    }
-
-    fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
-        Err(host_only(&format!("layer '{}'", cx.name())))
-    }
-
-    fn host(&self) -> Option<&dyn HostLayer> {
-        Some(self)
-    }
-
-    fn vocabulary(&self) -> Option<&dyn VocabularyLayer> {
-        Some(self)
-    }
-}
+lookup_layer!(TextVectorization);
 
 impl HostLayer for TextVectorization {
     fn output_type(&self, owner: &str, inputs: &[RowType]) -> Result<RowType> {
