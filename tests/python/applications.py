@@ -1,14 +1,18 @@
 """Every network of keras.applications through Phalanx. Run by hand: it takes about an hour on two cores.
 
-    python tests/python/applications.py [name part ...]
+    python tests/python/applications.py [--jobs N] [name ...]
 
 Builds each network without pretrained weights, with ten classes, logits and the smallest usable images, and saves it as
 a `.keras` file. The Rust test `keras_applications::networks_of_keras` loads it, compares the logits (within 1e-4 of
 the largest), saves it again and trains two steps. The script then compares the saved config and weights, and how far the
 two steps moved every weight. Dropout rates are set to 0, since no two frameworks draw the same random numbers. One line
 per network; the exit status is 1 if any failed. Needs keras, jax and up to 12 GB of memory for the largest networks.
+`--jobs` takes several networks at a time, each in a process of its own. $PHALANX_SUITE names the Rust test program if it is
+already built; otherwise Cargo builds it.
 """
 
+import argparse
+import concurrent.futures
 import inspect
 import json
 import os
@@ -97,7 +101,9 @@ def train(model, start, x, y):
 
 
 def rust(directory):
-    command = ["cargo", "test", "-q", "-p", "phalanx", "--test", "suite", "keras_applications::networks_of", "--", "--ignored"]
+    built = os.environ.get("PHALANX_SUITE")
+    suite = [built] if built else ["cargo", "test", "-q", "-p", "phalanx", "--test", "suite", "--"]
+    command = [*suite, "keras_applications::networks_of", "--ignored"]
     environment = os.environ | {"PHALANX_CROSS_CHECK": directory, "PHALANX_PIN": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return "" if done.returncode == 0 else (done.stdout[-1500:] + done.stderr[-1500:])
@@ -157,21 +163,39 @@ def faults(name, directory):
     print(f"    {after.count_params():,} parameters; updates agree within {max(worst, 0):.1g}", flush=True)
 
 
+def check(name):
+    """Takes a network through all checks; prints its line and returns whether it passed."""
+    started = time.time()
+    with tempfile.TemporaryDirectory(prefix="phalanx-applications-") as directory:
+        try:
+            found = list(faults(name, directory))
+        except Exception as error:
+            found = [f"{type(error).__name__}: {str(error)[:500]}"]
+    keras.backend.clear_session(free_memory=True)
+    print(f"{name}: {'FAILED' if found else 'ok'} ({time.time() - started:.0f} s)", *found[:5], sep="\n    ", flush=True)
+    return not found
+
+
+def check_in_process(name):
+    done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True)
+    # The last line is the summary of the one network.
+    print("\n".join(done.stdout.splitlines()[:-1]) or done.stderr[-500:], flush=True)
+    return done.returncode == 0
+
+
 def main():
     warnings.filterwarnings("ignore")
-    parts = sys.argv[1:]
-    failed = []
-    names = [name for name in constructors() if not parts or any(part in name for part in parts)]
-    for name in names:
-        started = time.time()
-        with tempfile.TemporaryDirectory(prefix="phalanx-applications-") as directory:
-            try:
-                found = list(faults(name, directory))
-            except Exception as error:
-                found = [f"{type(error).__name__}: {str(error)[:500]}"]
-        keras.backend.clear_session(free_memory=True)
-        print(f"{name}: {'FAILED' if found else 'ok'} ({time.time() - started:.0f} s)", *found[:5], sep="\n    ", flush=True)
-        failed += [name] if found else []
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    names = arguments.names or list(constructors())
+    if arguments.jobs > 1:
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+            passed = list(pool.map(check_in_process, names))
+    else:
+        passed = [check(name) for name in names]
+    failed = [name for name, ok in zip(names, passed) if not ok]
     print(f"{len(names)} networks, {len(failed)} failed: {json.dumps(failed)}")
     return 1 if failed else 0
 

@@ -133,6 +133,18 @@ pub fn memory() -> Result<(usize, usize)> {
     Ok((free, total))
 }
 
+/// Waits for the default stream. `cuMemset` and `cuMemcpyHtoD` run there and may return before they have finished, and a
+/// [`Stream`] does not wait for the default stream.
+fn finish_default_stream() -> Result<()> {
+    cu!(cuStreamSynchronize(std::ptr::null_mut()))
+}
+
+/// Copies bytes to the address `at` on the GPU. They have arrived when it returns.
+pub fn copy_to_device(at: u64, bytes: &[u8]) -> Result<()> {
+    cu!(cuMemcpyHtoD_v2(at, bytes.as_ptr().cast(), bytes.len()))?;
+    finish_default_stream()
+}
+
 /// Device memory, initially zero.
 #[derive(Default)]
 pub struct DeviceBuffer {
@@ -148,6 +160,7 @@ impl DeviceBuffer {
         cu!(cuMemAlloc_v2(&mut at, bytes))?;
         let buffer = DeviceBuffer { at, bytes };
         cu!(cuMemsetD8_v2(at, 0, bytes))?;
+        finish_default_stream()?;
         Ok(buffer)
     }
 
@@ -268,7 +281,7 @@ impl Event {
         Ok(Event(raw))
     }
 
-    /// Records the event behind all work of a stream so far.
+    /// Records the event after all work of a stream so far.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         cu!(cuEventRecord(self.0, stream.0))
     }
@@ -361,5 +374,52 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         cu!(cuGraphExecDestroy(self.0)).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_needs::needs;
+
+    /// Keeps the default stream busy: many passes over a large buffer.
+    fn occupy_default_stream(buffer: &DeviceBuffer) {
+        for _ in 0..200 {
+            cu!(cuMemsetD8Async(buffer.at(), 1, buffer.bytes(), std::ptr::null_mut())).unwrap();
+        }
+    }
+
+    #[needs(gpu)]
+    #[test]
+    fn a_new_buffer_is_not_cleared_after_a_copy_to_it() {
+        let context = Context::new(0).unwrap();
+        context.enter().unwrap();
+        let (large, stream) = (DeviceBuffer::new(1 << 30).unwrap(), Stream::new().unwrap());
+        let mut host = PinnedBuffer::new(1 << 20).unwrap();
+        host.as_mut_slice().fill(7);
+        occupy_default_stream(&large);
+        let buffer = DeviceBuffer::new(1 << 20).unwrap();
+        let from = host.as_slice().as_ptr().cast();
+        cu!(cuMemcpyHtoDAsync_v2(buffer.at(), from, 1 << 20, stream.0)).unwrap();
+        stream.synchronize().unwrap();
+        let mut back = vec![0u8; 1 << 20];
+        cu!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), buffer.at(), back.len())).unwrap();
+        assert!(back.iter().all(|byte| *byte == 7));
+    }
+
+    #[needs(gpu)]
+    #[test]
+    fn copied_bytes_have_arrived_before_work_of_other_streams() {
+        let context = Context::new(0).unwrap();
+        context.enter().unwrap();
+        let (large, stream) = (DeviceBuffer::new(1 << 30).unwrap(), Stream::new().unwrap());
+        let (from, to) = (DeviceBuffer::new(1 << 12).unwrap(), DeviceBuffer::new(1 << 12).unwrap());
+        occupy_default_stream(&large);
+        copy_to_device(from.at(), &[7; 1 << 12]).unwrap();
+        cu!(cuMemcpyDtoDAsync_v2(to.at(), from.at(), 1 << 12, stream.0)).unwrap();
+        stream.synchronize().unwrap();
+        let mut back = [0u8; 1 << 12];
+        cu!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), to.at(), back.len())).unwrap();
+        assert_eq!(back, [7; 1 << 12]);
     }
 }

@@ -7,7 +7,7 @@ use crate::launch::{Arg, Launch, Source, Word};
 use crate::nvrtc;
 use crate::work_item::Task;
 use cudarc::driver::sys::CUfunction;
-use phalanx_cuda_driver::driver::{DeviceBuffer, Failure, Module, Result, cu};
+use phalanx_cuda_driver::driver::{self, DeviceBuffer, Failure, Module, Result};
 use std::collections::{BTreeMap, HashMap};
 
 /// A kernel's function in a loaded module.
@@ -140,7 +140,7 @@ impl Tables {
         }
         let at = self.buffer.at() + self.used as u64;
         self.used += bytes.len();
-        cu!(cuMemcpyHtoD_v2(at, bytes.as_ptr().cast(), bytes.len()))?;
+        driver::copy_to_device(at, &bytes)?;
         Ok(at)
     }
 }

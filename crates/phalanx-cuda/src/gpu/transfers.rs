@@ -6,7 +6,7 @@ use super::multi_step::StepListUpload;
 use crate::device::{MAX_STAGED_STEPS, StepId};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::{Block, Ptr};
-use phalanx_cuda_driver::driver::{DeviceBuffer, Event, PinnedBuffer, Result, Stream, cu};
+use phalanx_cuda_driver::driver::{self, DeviceBuffer, Event, PinnedBuffer, Result, Stream, cu};
 
 /// A staging area for feeds.
 pub(super) struct Staging {
@@ -165,7 +165,7 @@ impl Gpu {
     pub(super) fn copy_to_device(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
         let _lock = self.enter()?;
         self.streams.main().synchronize()?;
-        cu!(cuMemcpyHtoD_v2(self.memory.address(at)?, bytes.as_ptr().cast(), bytes.len()))
+        driver::copy_to_device(self.memory.address(at)?, bytes)
     }
 
     /// Copies a block's content to the host, after all work in flight.
