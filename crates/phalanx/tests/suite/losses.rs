@@ -49,7 +49,14 @@ fn check(case: &Case<'_>) {
     let rows = y_pred.rows();
     // Labels are [n] or [n, 1].
     let dims = [vec![rows], target.dims.clone()].concat();
-    let y_true = case.tensor("y_true").clone().reshape(dims).expect("targets that fit");
+    let y_true = case.tensor("y_true").clone().reshape(dims.clone()).expect("targets that fit");
+    // Labels that are no classes are fed as floats.
+    let y_true = match (y_true.i32(), target.dtype) {
+        (Some(labels), DType::F32) => {
+            Tensor::new(dims, labels.iter().map(|l| *l as f32).collect::<Vec<_>>()).unwrap()
+        }
+        _ => y_true,
+    };
 
     let mut g = Graph::new();
     g.set_max_batch(rows);
