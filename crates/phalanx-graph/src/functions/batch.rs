@@ -45,3 +45,38 @@ pub fn rows_at(g: &mut Graph, x: NodeId, index: NodeId) -> Result<NodeId> {
     let found = g.push(Op::Gather, &[table, index])?;
     g.reshape(found, &dims)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Type;
+    use crate::{Fetch, Mesh, Options, Program, Step};
+
+    #[test]
+    fn a_program_serves_no_larger_batch_than_its_graph() {
+        let mut g = Graph::new();
+        g.set_max_batch(4);
+        let feed = g.add_feed("x", Type::rows([3]));
+        let x = g.feed(feed);
+        assert_eq!(g.batch_limit(), None);
+        let node = all_rows(&mut g, x).unwrap();
+        assert_eq!((g.batch_limit(), g.ty(node)), (Some(4), &Type::mirrored([4, 3])));
+        let mut step = Step::new("test", g);
+        step.fetches.push(Fetch { name: "table".into(), node });
+        let compile = |batch| Program::compile(step.clone(), Options::new(Mesh::new(2, 1), batch));
+        assert!(compile(3).is_ok() && compile(4).is_ok());
+        let text = compile(5).unwrap_err().to_string();
+        assert_eq!(text, "batch: expected at most 4, for which the step is built, received 5");
+    }
+
+    #[test]
+    fn only_float_rows_have_a_table() {
+        let mut g = Graph::new();
+        let index = g.push(Op::RowIndex, &[]).unwrap();
+        let weight = g.fill(1.0, &[2]);
+        for x in [index, weight] {
+            let text = all_rows(&mut g, x).unwrap_err().to_string();
+            assert!(text.contains("input of all_rows: expected float rows"), "{text}");
+        }
+    }
+}

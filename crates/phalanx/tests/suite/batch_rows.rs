@@ -231,6 +231,18 @@ fn runs_on_emulated_gpus_are_those_of_a_cpu_device() {
     }
 }
 
+/// Activations of 16 bits give nearly the same losses.
+#[needs(gxx)]
+#[test]
+fn runs_with_mixed_precision_are_close() {
+    for network in NETWORKS {
+        let expected = outcome(network, cpus(1, 1));
+        let received = outcome(network, gpus(2).policy(Policy::MixedBfloat16));
+        assert!(received != expected);
+        assert_close(network.0, &received, &expected, 0.03);
+    }
+}
+
 /// A training step of one's own has the losses of `compile`.
 #[test]
 fn circle_in_a_custom_step() {

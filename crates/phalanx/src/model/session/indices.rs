@@ -52,9 +52,9 @@ impl Lookup {
                 | Op::Transpose { .. }
                 | Op::Broadcast { .. }
                 | Op::Concat { .. } => stack.extend(&node.inputs),
-                Op::Take(_) => stack.push(node.inputs[0]),
-                // Positions within a table of all samples.
-                Op::RowIndex | Op::ArgSort => {}
+                // Samples of the batch, as in `functions::batch`: none is outside.
+                Op::RowIndex => {}
+                Op::Take(_) if g.node(node.inputs[0]).op == Op::ArgSort => {}
                 _ => self.computed = true,
             }
         }

@@ -174,6 +174,27 @@ mod tests {
     }
 
     #[test]
+    fn a_step_whose_shapes_depend_on_the_batch_is_built_for_each() {
+        let cache = StepCache::default();
+        let built = std::cell::RefCell::new(vec![]);
+        let program = |batch| {
+            let build = |max_batch| {
+                built.borrow_mut().push(max_batch);
+                let mut graph = Graph::new();
+                graph.set_max_batch(max_batch);
+                graph.max_batch();
+                Ok(BuiltStep { step: Step::new("table", graph), constants: vec![] })
+            };
+            let options = Options::new(Mesh::new(1, 1), batch);
+            cache.program(StepKind::Train, options, build).unwrap()
+        };
+        for batch in [8, 3, 8, 9, 3, 9] {
+            program(batch);
+        }
+        assert_eq!(*built.borrow(), [8, 3, 9]);
+    }
+
+    #[test]
     fn compile_builds_the_training_step_and_fit_uses_the_program_of_the_memory_plan() {
         let mut model = Sequential::new().add(Input::new([4])).add(Dense::new(2)).build().unwrap();
         model.compile(Compile::new("sgd").loss("mse")).unwrap();
