@@ -74,7 +74,7 @@ fn check_circle(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(&str) -
         if let Some(w) = case.find("sample_weight") {
             weights = weights.sample_weight(w.f32().unwrap().to_vec());
         }
-        let expected = [case.f32("loss")[0] as f32];
+        let expected = [case.f32("loss")[0]];
         let tested = model.test_on_batch_with(x, y, &weights).unwrap().get("loss").unwrap();
         assert_close(&format!("{what}: test"), &[tested as f32], &expected, 2e-5);
         let trained = model.train_on_batch_with(x, y, &weights).unwrap().get("loss").unwrap();
@@ -85,7 +85,7 @@ fn check_circle(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(&str) -
         let mut after = vec![0.0; width * width];
         for (i, after) in after.iter_mut().enumerate() {
             let of_row = |r: usize| {
-                f64::from(x[r * width + i / width]) * f64::from(grad[r * width + i % width] as f32)
+                f64::from(x[r * width + i / width]) * f64::from(grad[r * width + i % width])
             };
             let eye = f64::from(u8::from(i % (width + 1) == 0));
             *after = (eye - (0..rows).map(of_row).sum::<f64>()) as f32;
@@ -239,7 +239,7 @@ fn runs_with_mixed_precision_are_close() {
         let expected = outcome(network, cpus(1, 1));
         let received = outcome(network, gpus(2).policy(Policy::MixedBfloat16));
         assert!(received != expected);
-        assert_close(network.0, &received, &expected, 0.03);
+        assert_close(network.0, &received, &expected, 0.05);
     }
 }
 

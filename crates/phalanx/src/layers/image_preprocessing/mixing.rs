@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 
 /// For each sample the index of the one that it is mixed with.
 fn partner(cx: &mut LayerContext<'_>) -> Result<NodeId> {
+    // Keys of 16 bits would often be equal.
+    cx.graph().keep_wide();
     let keys = uniform(cx, &[1])?;
     Ok(shuffled_index(cx.graph(), keys)?)
 }
