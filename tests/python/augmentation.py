@@ -86,9 +86,13 @@ class Draws:
         a, b = self.log_gamma(1, alpha, rows)[..., 0], self.log_gamma(1, alpha, rows)[..., 0]
         return jnp.asarray(1.0 / (1.0 + np.exp(b - a)), "float32")
 
+    def shuffle(self, x, axis=0, seed=None):
+        """The order of uniform keys."""
+        return jnp.take(x, np.argsort(self.uniforms((self.rows,)), kind="stable"), axis=axis)
+
     def patches(self):
         fill = lambda shape, mean=0.0, stddev=1.0, dtype=None, seed=None: jnp.asarray(self.normal(shape), "float32")
-        of_layers = {"uniform": self.uniform, "randint": self.randint, "gamma": self.gamma, "beta": self.beta, "normal": fill}
+        of_layers = {"uniform": self.uniform, "randint": self.randint, "gamma": self.gamma, "beta": self.beta, "normal": fill, "shuffle": self.shuffle}
         return [mock.patch.object(backend_random, name, function) for name, function in of_layers.items()]
 
 
@@ -195,6 +199,11 @@ def cases():
     yield "sharpness_unit", L.RandomSharpness((0.1, 0.4), **unit), {"high": 1.0}
     yield "blur", L.RandomGaussianBlur(factor=(0.6, 0.9), kernel_size=(5, 3), sigma=(0.3, 1.0)), {}
     yield "blur_large", L.RandomGaussianBlur(kernel_size=21, sigma=1.0, value_range=(0, 1)), {"high": 1.0}
+    yield "mix_up", L.MixUp(), {"shape": (7, 4, 3, 3)}
+    yield "mix_up_half", L.MixUp(alpha=0.5, seed=4), {"shape": (5, 3, 4, 1), "high": 1.0}
+    yield "mix_up_one_image", L.MixUp(alpha=1.0), {"shape": (1, 3, 3, 2)}
+    yield "cut_mix", L.CutMix(), {"shape": (7, 9, 8, 3)}
+    yield "cut_mix_range", L.CutMix(factor=(0.6, 0.9)), {"shape": (6, 5, 11, 2)}
     yield "erasing", L.RandomErasing(factor=(0.7, 1.0)), {"shape": (5, 9, 8, 3)}
     yield "erasing_number", L.RandomErasing(scale=(0.1, 0.6), fill_value=0.3, **unit), {"high": 1.0, "shape": (5, 9, 8, 2)}
     yield "erasing_colour", L.RandomErasing(scale=0.5, fill_value=(30.0, 400.0, 7.0)), {"shape": (5, 9, 8, 3)}

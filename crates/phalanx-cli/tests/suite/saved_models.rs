@@ -56,16 +56,16 @@ fn predict_and_evaluate_ignore_unknown_optimizers_and_metrics() {
     succeeds(dir.path(), &[&train[..], &["--optimizer", "sgd"]].concat());
 
     save();
-    edit(&file, "\"mae\"", "\"circle\"");
+    edit(&file, "\"mae\"", "\"triplet\"");
     succeeds(dir.path(), &predict);
     let out = phalanx(dir.path(), &evaluate);
     assert!(out.status.success() && text(&out.stdout).contains(" - mse: "));
-    assert!(text(&out.stderr).contains("a metric is left out: unknown metric 'circle'"));
+    assert!(text(&out.stderr).contains("a metric is left out: unknown metric 'triplet'"));
 
     save();
-    edit(&file, "\"loss\":\"mse\"", "\"loss\":\"circle\"");
+    edit(&file, "\"loss\":\"mse\"", "\"loss\":\"triplet\"");
     succeeds(dir.path(), &predict);
-    assert_eq!(fault(dir.path(), &evaluate, 1, "unknown loss 'circle'"), None);
+    assert_eq!(fault(dir.path(), &evaluate, 1, "unknown loss 'triplet'"), None);
     assert_eq!(fault(dir.path(), &evaluate, 1, "add --loss mse"), None);
     let named = succeeds(dir.path(), &[&evaluate[..], &["--loss", "mae"]].concat());
     assert!(named.contains("loss: MeanAbsoluteError"), "{named}");

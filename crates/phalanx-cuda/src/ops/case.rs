@@ -191,8 +191,12 @@ impl Case {
 
     /// A result without the earlier rows of the batch.
     fn own_rows(&self, mut value: Value) -> Value {
-        if let (Data::Float(all), true) = (&mut value.data, self.first_row > 0) {
-            all.drain(..all.len() / value.dims[0] * self.first_row);
+        if self.first_row > 0 {
+            let before = value.len() / value.dims[0] * self.first_row;
+            match &mut value.data {
+                Data::Float(all) => drop(all.drain(..before)),
+                Data::Int(all) => drop(all.drain(..before)),
+            }
             value.dims[0] = self.rows;
         }
         value

@@ -53,6 +53,7 @@
 //! | another layer inside | [`LayerContext::call_sublayer`] with Keras' attribute name; its weights belong to this layer |
 //! | to know whether the model trains | [`LayerContext::training`] |
 //! | random numbers | [`Op::Uniform`] or [`Op::Dropout`] with a key from [`LayerContext::stream`]: a function of seed, step and row |
+//! | the values of all samples of the global batch | [`all_rows`] |
 //! | the mask of its input | [`LayerContext::mask`], [`Layer::mask_rule`], [`Outputs::masked`] |
 //! | to refuse an argument | [`LayerContext::argument`] |
 //!
@@ -146,6 +147,7 @@ pub use crate::layer::{
 pub use crate::losses::{Common as LossOptions, Loss, Reduction};
 pub use crate::metrics::{Metric, weighted_mean};
 pub use crate::registry::Config;
+pub use phalanx_graph::functions::batch::all_rows;
 pub use phalanx_graph::ops::{Binary, ReduceKind, Unary};
 pub use phalanx_graph::{DType, Graph, NodeId, Op, Scope, Space, Type};
 

@@ -81,6 +81,7 @@ pub const TRAINING: At = At { training: true, step: 0, seed: 1, devices: 1, work
 /// Applies a layer to images.
 pub fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     let mut low = Lowering::new(at.training);
+    low.graph.set_max_batch(images.rows());
     let feed = low.graph.add_feed("images", Type::rows(&images.dims()[1..]));
     let x = low.graph.feed(feed);
     let node = low.call(&layer.into(), "it", &[x]).unwrap();

@@ -50,7 +50,6 @@ const REASONS: &[(&str, &str)] = &[
         "callbacks.OrbaxCheckpoint",
         "a format of JAX; `BackupAndRestore` and `ModelCheckpoint` save runs and models",
     ),
-    ("losses.Circle", "compares all pairs of a batch, whose samples are on different devices"),
     ("metrics.Mean", "yes, for loops of one's own"),
     ("metrics.Sum", "yes, for loops of one's own"),
     ("optimizers.OptimizerMap", "yes, inside `MultiOptimizer`"),

@@ -4,6 +4,7 @@ mod accumulation;
 mod added_losses;
 mod api;
 mod augmentation;
+mod batch_rows;
 mod callbacks;
 mod common;
 mod custom;

@@ -93,6 +93,46 @@ fn several_workers_give_the_bits_of_one_in_deterministic_mode() {
     }
 }
 
+/// A loss of all pairs of the batch after images that are mixed, in the model and in the data.
+fn train_pairs(strategy: impl Into<MultiWorkerMirroredStrategy>, n: usize) -> Result<String> {
+    let x: Vec<f32> = (0..n * 18).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let hot = |i: usize| f32::from(u8::from(i / 3 % 3 == i % 3));
+    let y: Vec<f32> = (0..n * 3).map(hot).collect();
+    let mut model = Sequential::new()
+        .add(Input::new([3, 3, 2]))
+        .add(MixUp::new(0.4))
+        .add(Flatten::new())
+        .add(Dense::new(3))
+        .build()?;
+    let strategy = strategy.into();
+    let compile = || Compile::new(Adam::new(0.01)).strategy(strategy.clone()).seed(3);
+    let labels: Vec<i32> = (0..n).map(|i| (i * 7 % 3) as i32).collect();
+    let x = Tensor::new([n, 3, 3, 2], x)?;
+    let circle = phalanx::losses::Circle::default().gamma(6.0);
+    model.compile(compile().loss(circle))?;
+    let fit = || Fit::new().epochs(2).verbose(0);
+    let labels = Tensor::new([n], labels)?;
+    let history = model.fit((&x, &labels), fit().batch_size(7))?;
+    model.compile(compile().loss("mse"))?;
+    let data = Pipeline::from_tensor_slices((x, Tensor::new([n, 3], y)?))?;
+    let data = data.shuffle(n)?.batch(7, false)?.cut_mix(1.0)?.mix_up(0.3)?.prefetch(2);
+    let mixed = model.fit(data, fit())?;
+    model.check_mirrored()?;
+    Ok(format!("{} {:?} {:?}", model.weights_sha256()?, history.values, mixed.values))
+}
+
+#[test]
+fn samples_of_several_workers_are_compared_and_mixed() {
+    for n in [23, 2] {
+        let one = train_pairs(MirroredStrategy::cpus(1).unwrap().deterministic(true), n).unwrap();
+        for workers in [2, 4] {
+            for got in job(workers, |_, s| train_pairs(s.deterministic(true), n)) {
+                assert_eq!(got.unwrap(), one, "{n} samples, {workers} workers");
+            }
+        }
+    }
+}
+
 #[test]
 fn any_number_of_workers_and_samples_gives_the_results_of_as_many_replicas() {
     for (workers, n, batch) in [(2, 64, 16), (3, 61, 16), (3, 2, 8), (5, 23, 7)] {

@@ -4,6 +4,7 @@ mod buckets;
 mod cache;
 mod epoch_context;
 mod generator;
+mod mixing;
 mod padding;
 mod parallel;
 mod steps;
@@ -68,8 +69,8 @@ trait Elements: Send {
 /// hold what their worker has produced. Some steps must see every element and run in full on every
 /// worker: `filter`, `bucket_by_sequence_length` and the steps before them; a `padded_batch` to sizes that
 /// depend on the samples, and the steps before it; `from_generator`; the steps between either of them and
-/// `batch`, because the number of samples is unknown; a `map`, `zip` or `enumerate` of full batches and
-/// the steps before it; and an infinite `repeat` before a `shuffle`.
+/// `batch`, because the number of samples is unknown; a `map`, `zip`, `enumerate`, `mix_up` or `cut_mix`
+/// of full batches and the steps before it; and an infinite `repeat` before a `shuffle`.
 ///
 /// ```
 /// use phalanx::data::{Cardinality, Pipeline};

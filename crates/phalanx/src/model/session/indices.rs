@@ -52,6 +52,9 @@ impl Lookup {
                 | Op::Transpose { .. }
                 | Op::Broadcast { .. }
                 | Op::Concat { .. } => stack.extend(&node.inputs),
+                // Samples of the batch, as in `functions::batch`: none is outside.
+                Op::RowIndex => {}
+                Op::Take(_) if g.node(node.inputs[0]).op == Op::ArgSort => {}
                 _ => self.computed = true,
             }
         }
