@@ -55,6 +55,8 @@ impl Dataset for StagedDataset {
         start: usize,
         shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
+        // An open size is that of the whole batch, so every worker needs all rows.
+        let shard = shard.filter(|_| !self.def.is_open());
         let inner = self.inner.epoch_of(seed, epoch, start, shard)?;
         Ok(Box::new(StagedEpoch { inner, def: &self.def, raw: HostBatch::default() }))
     }

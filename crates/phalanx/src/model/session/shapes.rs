@@ -152,9 +152,10 @@ impl Session {
     pub(crate) fn planned(&self, kind: StepKind) -> Result<ShapedStep> {
         let shape = self.shapes.largest().ok_or_else(|| {
             let owner = format!("model '{}'", self.def.name);
-            let shapes = (0..self.def.inputs.len()).map(|i| self.def.input(i).shape.to_string());
+            let shapes = self.def.fed.iter().map(|fed| format!("{} of '{}'", fed.shape, fed.name));
             let received = shapes.collect::<Vec<_>>().join(", ");
-            let expected = "known sizes (give them with Model::with_input_shapes)";
+            let expected = "known sizes (give them with Model::with_input_shapes, or with the options of the layers \
+                            that run on the host)";
             Error::argument(owner, "inputs", expected, received)
         })?;
         Ok(ShapedStep { kind, shape })
