@@ -4,6 +4,8 @@ Keras computes these layers with TensorFlow, so this group has an environment of
 
     tf-venv/bin/python tests/python/text.py
 
+A case of a feature space has a file, columns and encoded features. A case of an oracle has a file, batches with labels, the output
+and every gradient of the first one, the losses of ten steps of Adam, and the weights after them.
 A case of a layer has its class, its config, the batches that it was adapted to, its vocabulary or boundaries, its inputs
 and its output. A case of a model has a file, inputs, targets, outputs, and the losses and outputs of three steps of SGD.
 A value is {"dims": [..], "strings" | "ints" | "floats": [..]}.
@@ -483,6 +485,99 @@ def feature_space():
     encoded_rows = np.asarray(space({n: tensor(x) for n, x in data.items()}))
     model_case("feature_space", model, fed)
     MODELS[-1]["encoded"] = value(encoded_rows)
+    space_case("space_concat", space, data)
+
+    # Separate features: text as it is and as counts, a layer that does not learn, names that are not those of the features.
+    # Keras cannot read its own file of a vocabulary whose terms have line breaks, as TEXTS[6] gives.
+    lines = TEXTS[:6] + TEXTS[7:]
+    texts = {n: np.array([lines[i % k] for i in range(rows)], dtype=object) for n, k in (("text", 9), ("tags", 6))}
+    data = {**{n: data[n] for n in ("zip", "city", "weight", "age", "job", "income")}, **texts}
+    space = F(
+        features={
+            "zip": F.integer_hashed(num_bins=5, output_mode="int"),
+            "city": F.string_categorical(max_tokens=4, num_oov_indices=2),
+            "weight": F.float_normalized(),
+            "text": F.feature("string", L.TextVectorization(output_sequence_length=6), "int"),
+            "job": F.string_hashed(num_bins=7, name="hashed_job"),
+            "tags": F.feature("string", L.TextVectorization(output_mode="tf_idf"), "float"),
+            "age": F.feature("int32", L.Rescaling(0.1), "float"),
+            "income": F.feature("float32", L.Identity(), "float"),
+        },
+        crosses=[F.cross(("city", "job"), crossing_dim=9, output_mode="int"), F.cross(("zip", "job"), crossing_dim=4)],
+        output_mode="dict",
+    )
+    space.adapt(data)
+    space_case("space_dict", space, data)
+
+
+SPACES = []
+
+
+def space_case(name, space, data):
+    space.save(os.path.join(FIXTURES, "text", f"{name}.keras"))
+    encoded = space({n: tensor(x) for n, x in data.items()})
+    encoded = encoded if isinstance(encoded, dict) else {"features": encoded}
+    SPACES.append(
+        {
+            "name": name,
+            "inputs": {n: value(x) for n, x in data.items()},
+            "encoded": {n: value(np.asarray(x)) for n, x in encoded.items()},
+        }
+    )
+
+
+ORACLES = []
+ORACLE_STEPS = 10
+ORACLE_ROWS = 6
+
+
+def oracle():
+    """A text classifier that is fed with strings: ten batches, their losses, and every gradient of the first."""
+    rng = np.random.default_rng(12)
+    terms = ["good", "bad", "film", "plot", "the", "a", "not", "very", "actor", "boring", "fun", "Zürich", "東京", "end"]
+
+    def text():
+        return " ".join(rng.choice(terms + ["unseen", "Good!", "(plot)"], rng.integers(0, 9)))
+
+    texts = np.array([text() for _ in range(60)], dtype=object)
+    for name, length in (("oracle_fixed", 9), ("oracle_open", None)):
+        words, genre = keras.Input((1,), dtype="string", name="words"), keras.Input((1,), dtype="string", name="genre")
+        vectorize = L.TextVectorization(max_tokens=16, output_sequence_length=length, name="vectorize")
+        vectorize.adapt(texts)
+        y = L.Embedding(16, 8, name="words_embedding")(vectorize(words))
+        y = L.Conv1D(10, 3, padding="same", activation="relu", name="convolution")(y)
+        y = L.GlobalMaxPooling1D(name="pooling")(y)
+        index = L.StringLookup(vocabulary=["drama", "comedy", "war"], num_oov_indices=2, name="lookup")(genre)
+        z = L.Flatten(name="flatten")(L.Embedding(5, 3, name="genre_embedding")(index))
+        y = L.Dense(7, activation="tanh", name="hidden")(L.Concatenate(name="both")([y, z]))
+        model = keras.Model([words, genre], L.Dense(3, name="logits")(y), name=name)
+        random_weights(rng, model)
+        model.save(os.path.join(FIXTURES, "text", f"{name}.keras"))
+        batches, losses, gradients, output = [], [], {}, None
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras.optimizers.Adam(0.01)
+        import tensorflow as tf
+
+        for step in range(ORACLE_STEPS):
+            fed = {
+                "words": np.array([[text()] for _ in range(ORACLE_ROWS)], dtype=object),
+                "genre": rng.choice(["drama", "comedy", "war", "", "Oper", "musical"], (ORACLE_ROWS, 1)).astype(object),
+            }
+            labels = rng.integers(0, 3, ORACLE_ROWS).astype("int32")
+            with tf.GradientTape() as tape:
+                logits = model([tensor(fed["words"]), tensor(fed["genre"])], training=True)
+                loss = loss_of(labels, logits)
+            # Sparse gradients would be applied index by index, which is another update than that of other backends.
+            found = [tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)]
+            if step == 0:
+                output = value(np.asarray(logits))
+                gradients = {v.path: value(np.asarray(g)) for v, g in zip(model.trainable_variables, found)}
+            optimizer.apply(found, model.trainable_variables)
+            losses.append(float(loss))
+            batches.append({"inputs": {n: value(x) for n, x in fed.items()}, "labels": value(labels)})
+        after = {v.path: value(np.asarray(v)) for v in model.trainable_variables}
+        record = {"name": name, "batches": batches, "output": output, "gradients": gradients, "losses": losses, "after": after, "rate": 0.01}
+        ORACLES.append(record)
 
 
 def main():
@@ -492,8 +587,10 @@ def main():
     hashings()
     encodings()
     models()
+    oracle()
     with open(os.path.join(FIXTURES, "text.json"), "w", encoding="utf-8") as file:
-        json.dump({"keras": keras.__version__, "script": "tests/python/text.py", "layers": CASES, "models": MODELS}, file, ensure_ascii=False)
+        found = {"layers": CASES, "models": MODELS, "spaces": SPACES, "oracles": ORACLES}
+        json.dump({"keras": keras.__version__, "script": "tests/python/text.py", **found}, file, ensure_ascii=False)
         file.write("\n")
     print(len(CASES), "cases of layers,", len(MODELS), "models")
 

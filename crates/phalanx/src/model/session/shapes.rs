@@ -217,7 +217,12 @@ impl Session {
         sizes.filter(|sizes| !sizes.contains(&0)).ok_or_else(|| {
             let owner = format!("model '{}'", self.def.name);
             let argument = format!("input '{name}'");
-            Error::argument(owner, argument, shape.to_string(), format!("{dims:?}"))
+            let empty = if self.def.host.is_some() && dims.contains(&0) {
+                " (a batch of texts needs at least one token)"
+            } else {
+                ""
+            };
+            Error::argument(owner, argument, shape.to_string(), format!("{dims:?}{empty}"))
         })
     }
 }
