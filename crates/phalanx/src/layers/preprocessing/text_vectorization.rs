@@ -14,19 +14,36 @@ use crate::error::{Error, Result};
 use crate::layer::{Elements, HostLayer, RowType, VocabularyLayer, one_input};
 use crate::model::Shape;
 use crate::registry::Config;
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::Value;
 use std::iter::repeat_n;
 
 /// The options besides those of the vocabulary.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 struct TextOptions {
+    #[serde(deserialize_with = "by_name")]
     standardize: Option<Standardize>,
+    #[serde(deserialize_with = "by_name")]
     split: Option<Split>,
     ngrams: Option<Ngrams>,
     output_sequence_length: Option<usize>,
     ragged: AlwaysFalse,
     encoding: Encoding,
+}
+
+/// Reads the name of a function of Keras, or none.
+fn by_name<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    d: D,
+) -> std::result::Result<Option<T>, D::Error> {
+    match Value::deserialize(d)? {
+        Value::Null => Ok(None),
+        Value::Object(_) => Err(de::Error::custom(
+            "expected the name of a function of Keras, received a function of Python",
+        )),
+        name => serde_json::from_value(name).map(Some).map_err(de::Error::custom),
+    }
 }
 
 const TEXT_KEYS: &[&str] =

@@ -154,8 +154,10 @@ impl Session {
             let owner = format!("model '{}'", self.def.name);
             let shapes = self.def.fed.iter().map(|fed| format!("{} of '{}'", fed.shape, fed.name));
             let received = shapes.collect::<Vec<_>>().join(", ");
-            let expected = "known sizes (give them with Model::with_input_shapes, or with the options of the layers \
-                            that run on the host)";
+            let expected = match self.def.host {
+                Some(_) => "known sizes (output_sequence_length fixes those of texts)",
+                None => "known sizes (give them with Model::with_input_shapes)",
+            };
             Error::argument(owner, "inputs", expected, received)
         })?;
         Ok(ShapedStep { kind, shape })

@@ -149,6 +149,21 @@ fn a_path_as_vocabulary_is_refused() {
     }
 }
 
+#[test]
+fn functions_of_python_and_ragged_outputs_are_refused() {
+    let refused = |config: serde_json::Value| {
+        let config = config.as_object().unwrap().clone();
+        message(phalanx::layers::from_config("TextVectorization", config))
+    };
+    let function = serde_json::json!({ "class_name": "function", "config": "own>dashes" });
+    for key in ["standardize", "split"] {
+        let error = refused(serde_json::json!({ key: function }));
+        assert!(error.contains("received a function of Python"), "{error}");
+    }
+    assert!(refused(serde_json::json!({ "split": "commas" })).contains("unknown variant `commas`"));
+    assert!(refused(serde_json::json!({ "ragged": true })).contains("expected false"));
+}
+
 /// Terms that no line of a file can hold are written into the config.
 #[test]
 fn terms_with_line_breaks_survive_a_file() {
