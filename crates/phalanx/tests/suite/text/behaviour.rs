@@ -193,6 +193,13 @@ fn a_pipeline_maps_strings_with_a_layer() {
     let rows: Vec<i32> = elements.iter().flat_map(|e| e[0].i32().unwrap().to_vec()).collect();
     assert_eq!(rows, expected.i32().unwrap());
     assert_eq!(elements[1][1].i32(), Some(&[1][..]));
+    // Texts of their own lengths are padded after they are indices; strings are not padded.
+    let open = TextVectorization::new().split(Split::Character).adapt(["abc", "aab"]).unwrap();
+    let strings = || Pipeline::from_tensor_slices(&texts).unwrap();
+    let batch = strings().map_layer(open).padded_batch(2).unwrap().elements(0, 0).unwrap().next();
+    assert_eq!(batch.unwrap().unwrap()[0].dims(), [2, 3]);
+    let error = message(strings().padded_batch(2).unwrap().elements(0, 0).map(|_| ()));
+    assert!(error.contains("padded_batch: expected numbers, received strings"), "{error}");
     // A layer of numbers, and strings that were not mapped.
     let bins = Pipeline::from_tensor_slices(Tensor::new([2], vec![0.5f32, 3.0]).unwrap()).unwrap();
     let bins = bins.map_layer(Discretization::new([1.0]));
