@@ -176,9 +176,15 @@ impl Session {
         }
         let many = self.shapes.shapes.len() > MANY_SHAPES;
         if many && !std::mem::replace(&mut self.shapes.warned, true) {
+            let advice = match self.def.host {
+                Some(_) => "output_sequence_length gives texts one length",
+                None => {
+                    "pad them to fewer, for example with bucket_by_sequence_length and \
+                     pad_to_bucket_boundary"
+                }
+            };
             warning!(
-                "the batches have more than {MANY_SHAPES} shapes, and each is compiled for itself: pad them to \
-                 fewer, for example with bucket_by_sequence_length and pad_to_bucket_boundary"
+                "the batches have more than {MANY_SHAPES} shapes, and each is compiled for itself: {advice}"
             );
         }
         Ok(at)
