@@ -105,7 +105,8 @@ impl SpaceFile<'_> {
             if !is_plain_name(&name) {
                 return Err(Error::argument(CLASS, "features", PLAIN_NAME, format!("{name:?}")));
             }
-            let feature = self.feature(&name, &object.config["features"][&name], &mut paths)?;
+            let value = object.config.get("features").and_then(|features| features.get(&name));
+            let feature = self.feature(&name, value.unwrap_or(&Value::Null), &mut paths)?;
             space = space.feature(name, feature);
         }
         space.crosses = crosses.iter().map(cross).collect::<Result<_>>()?;
