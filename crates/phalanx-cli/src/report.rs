@@ -95,7 +95,14 @@ pub fn print_header(
     data: &PreparedData,
 ) -> Result<()> {
     let mut out = terminal::stdout();
-    let program = model.program(StepKind::Train, sizes.batch)?;
+    // Texts of an open length have a program for each length.
+    let planned = match model.has_open_sizes() {
+        true => "depends on the length of the texts in a batch".into(),
+        false => {
+            let program = model.program(StepKind::Train, sizes.batch)?;
+            format!("{} of activations", format_bytes(program.device_bytes()))
+        }
+    };
     let devices = model.devices()?.join(", ");
     let mut replicas = plural(sizes.replicas, "replica");
     if sizes.workers > 1 {
@@ -125,12 +132,7 @@ pub fn print_header(
         writeln!(out, "augmentation: {words}")?;
     }
     writeln!(out, "{}", describe_inputs(data))?;
-    writeln!(
-        out,
-        "parameters: {}; planned memory per device: {} of activations",
-        model.count_params(),
-        format_bytes(program.device_bytes()),
-    )?;
+    writeln!(out, "parameters: {}; planned memory per device: {planned}", model.count_params(),)?;
     Ok(())
 }
 

@@ -9,6 +9,9 @@ use crate::layers::{
 };
 use crate::model::{Apply, Input, Model, Symbol};
 use phalanx_graph::{Data, Tensor};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::path::Path;
 
 /// Rows of a batch in which preprocessors learn.
 const ADAPT_BATCH: usize = 32;
@@ -17,19 +20,22 @@ const CROSSING_DIM: usize = 32;
 
 /// The layer that preprocesses a feature.
 #[derive(Clone, Debug)]
-enum Preprocessor {
+pub(crate) enum Preprocessor {
     Identity,
     Rescaling(Rescaling),
     Normalization(Normalization),
-    Discretization(Discretization, usize),
+    Discretization(Discretization, Option<usize>),
     IntegerLookup(IntegerLookup),
     StringLookup(StringLookup),
     Hashing(Hashing, usize),
     TextVectorization(TextVectorization),
+    /// Another layer, which does not learn.
+    Layer(LayerHandle),
 }
 
 /// The form of a feature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FeatureOutput {
     /// An integer, for an `Embedding`.
     Int,
@@ -50,9 +56,9 @@ pub enum FeatureOutput {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Feature {
-    elements: Elements,
-    preprocessor: Preprocessor,
-    output: FeatureOutput,
+    pub(crate) elements: Elements,
+    pub(crate) preprocessor: Preprocessor,
+    pub(crate) output: FeatureOutput,
 }
 
 impl Feature {
@@ -79,7 +85,8 @@ impl Feature {
 
     /// Floats in `num_bins` bins with about as many samples each.
     pub fn float_discretized(num_bins: usize) -> Feature {
-        let layer = Preprocessor::Discretization(Discretization::with_bins(num_bins), num_bins);
+        let layer = Discretization::with_bins(num_bins);
+        let layer = Preprocessor::Discretization(layer, Some(num_bins));
         Feature::new(Elements::Floats, layer, FeatureOutput::OneHot)
     }
 
@@ -152,7 +159,7 @@ impl Feature {
                 let column = Tensor::new([rows, floats.len() / rows.max(1)], floats)?;
                 *layer = layer.clone().adapt(&column)?;
             }
-            Preprocessor::Discretization(layer, _) => {
+            Preprocessor::Discretization(layer, _) if layer.bin_boundaries().is_none() => {
                 *layer = layer.clone().adapt_batches(tensors)?;
             }
             Preprocessor::IntegerLookup(layer) if layer.vocabulary_size().is_none() => {
@@ -170,14 +177,14 @@ impl Feature {
     }
 
     /// The layer, and the number of its categories if it gives integers.
-    fn layer(&self, name: &str) -> (LayerHandle, Option<usize>) {
+    pub(crate) fn layer(&self, name: &str) -> (LayerHandle, Option<usize>) {
         let name = format!("{name}_preprocessor");
         match &self.preprocessor {
             Preprocessor::Identity => (TFDIdentity::new().named(&name), None),
             Preprocessor::Rescaling(layer) => (layer.clone().named(&name), None),
             Preprocessor::Normalization(layer) => (layer.clone().named(&name), None),
             Preprocessor::TextVectorization(layer) => (layer.clone().named(&name), None),
-            Preprocessor::Discretization(layer, bins) => (layer.clone().named(&name), Some(*bins)),
+            Preprocessor::Discretization(layer, bins) => (layer.clone().named(&name), *bins),
             Preprocessor::Hashing(layer, bins) => (layer.clone().named(&name), Some(*bins)),
             Preprocessor::IntegerLookup(layer) => {
                 (layer.clone().named(&name), layer.vocabulary_size())
@@ -185,23 +192,33 @@ impl Feature {
             Preprocessor::StringLookup(layer) => {
                 (layer.clone().named(&name), layer.vocabulary_size())
             }
+            Preprocessor::Layer(layer) => (layer.clone(), None),
         }
     }
 }
 
 /// Features that are combined.
-#[derive(Clone, Debug)]
-struct Cross {
-    features: Vec<String>,
-    dim: usize,
-    output: FeatureOutput,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cross {
+    feature_names: Vec<String>,
+    crossing_dim: usize,
+    output_mode: FeatureOutput,
+}
+
+impl Cross {
+    /// The names of the features, joined.
+    pub fn name(&self) -> String {
+        self.feature_names.join("_X_")
+    }
 }
 
 /// The inputs of a model, and its encoded features with their names.
 type Encoded = (Vec<Symbol>, Vec<(String, Symbol)>);
 
 /// The form of all encoded features.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FeatureSpaceOutput {
     /// One row of all features.
     #[default]
@@ -233,9 +250,9 @@ pub enum FeatureSpaceOutput {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct FeatureSpace {
-    features: Vec<(String, Feature)>,
-    crosses: Vec<Cross>,
-    output: FeatureSpaceOutput,
+    pub(crate) features: Vec<(String, Feature)>,
+    pub(crate) crosses: Vec<Cross>,
+    pub(crate) output: FeatureSpaceOutput,
     /// The model's inputs and encoded features, once the features have learned.
     symbols: Option<Encoded>,
 }
@@ -265,10 +282,10 @@ impl FeatureSpace {
         mut self,
         features: impl IntoIterator<Item = S>,
         crossing_dim: usize,
-        output: FeatureOutput,
+        output_mode: FeatureOutput,
     ) -> FeatureSpace {
-        let features = features.into_iter().map(Into::into).collect();
-        self.crosses.push(Cross { features, dim: crossing_dim, output });
+        let feature_names = features.into_iter().map(Into::into).collect();
+        self.crosses.push(Cross { feature_names, crossing_dim, output_mode });
         self
     }
 
@@ -296,8 +313,23 @@ impl FeatureSpace {
             };
             feature.adapt(name, column)?;
         }
-        self.symbols = Some(self.build()?);
-        Ok(self)
+        self.adapted()
+    }
+
+    /// The space of features that have learned.
+    pub(crate) fn adapted(mut self) -> Result<FeatureSpace> {
+        let encoded = self.build()?;
+        self.symbols = Some(encoded);
+        // Layers of other classes are not trained, and files do not hold their weights.
+        let model = self.model()?;
+        let layers = model.definition().layers();
+        match layers.iter().find(|(_, layer)| !layer.weights().is_empty()) {
+            Some((name, _)) => {
+                let owner = format!("layer '{name}'");
+                Err(Error::argument(owner, "FeatureSpace", "a layer without weights", "weights"))
+            }
+            None => Ok(self),
+        }
     }
 
     /// Applies the layers. Returns the inputs and the encoded features.
@@ -320,17 +352,18 @@ impl FeatureSpace {
             inputs.push(input);
         }
         let mut crossed = vec![];
-        for cross in &self.crosses {
-            let name = cross.features.join("_X_");
+        let by_name: HashMap<String, Symbol> =
+            values.iter().map(|(name, symbol, ..)| (name.clone(), symbol.clone())).collect();
+        for Cross { feature_names, crossing_dim, output_mode } in &self.crosses {
+            let name = feature_names.join("_X_");
             let find = |wanted: &String| {
-                let found = values.iter().find(|(known, ..)| known == wanted);
-                found.map(|(_, symbol, ..)| symbol.clone()).ok_or_else(|| {
+                by_name.get(wanted).cloned().ok_or_else(|| {
                     Error::argument(owner, "crosses", "features of the space", wanted)
                 })
             };
-            let symbols = cross.features.iter().map(find).collect::<Result<Vec<Symbol>>>()?;
-            let layer = HashedCrossing::new(cross.dim).named(&name);
-            crossed.push((name, layer.apply(symbols), Some(cross.dim), cross.output));
+            let symbols = feature_names.iter().map(find).collect::<Result<Vec<Symbol>>>()?;
+            let layer = HashedCrossing::new(*crossing_dim).named(&name);
+            crossed.push((name, layer.apply(symbols), Some(*crossing_dim), *output_mode));
         }
         values.sort_by(|a, b| a.0.cmp(&b.0));
         crossed.sort_by(|a, b| a.0.cmp(&b.0));
@@ -381,5 +414,37 @@ impl FeatureSpace {
         let outputs: Vec<Symbol> =
             self.encoded_features().iter().map(|(_, symbol)| symbol.clone()).collect();
         Model::with_name("features", self.inputs(), outputs)
+    }
+
+    /// Loads the `FeatureSpace` of a `.keras` file. [`load_model`](crate::saving::load_model) loads its model.
+    ///
+    /// # Errors
+    /// A damaged file, another object than a feature space, or an unsupported layer, which the error names.
+    pub fn load(path: impl AsRef<Path>) -> Result<FeatureSpace> {
+        crate::saving::load_feature_space(path.as_ref())
+    }
+
+    /// Writes a `.keras` file, which Keras loads as a `FeatureSpace`.
+    ///
+    /// ```
+    /// # use phalanx::feature_space::{Feature, FeatureSpace};
+    /// # use phalanx::prelude::*;
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("space.keras");
+    /// let city = Text::from(["Rome", "Oslo", "Rome", "Bern"]);
+    /// let space = FeatureSpace::new().feature("city", Feature::string_categorical());
+    /// space.adapt([("city", &city)])?.save(&path)?;
+    /// let loaded = FeatureSpace::load(&path)?.model()?;
+    /// assert_eq!(loaded.predict(&city)?.dims(), [4, 4]);
+    /// assert_eq!(load_model(&path)?.input_names(), ["city"]);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Features that have not learned, another extension, or a file that cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        // It has learned if there is a model.
+        self.model()?;
+        crate::saving::save_feature_space(self, path.as_ref())
     }
 }

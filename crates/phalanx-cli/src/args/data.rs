@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub const DATA_HELP: &str = "glyphs (generated), mnist, fashion-mnist, cifar-10, cifar-100, a directory with \
                              one sub-directory of images per class, an .npz (x, y; or x_train, y_train; optionally \
                              x_val, y_val, x_test, y_test and sample_weight; x_NAME, y_NAME for several inputs or \
-                             outputs) or a .csv (a header row, the label in the last column)";
+                             outputs) or a .csv (a header row, the label in the last column; text if the \
+                             model takes strings, columns named after its inputs if it has several)";
 
 /// `phalanx data`.
 #[derive(Debug, Subcommand)]

@@ -45,6 +45,7 @@ pub enum Command {
   phalanx train mnist-cnn --data flowers/ --image-size 64 --save flowers.safetensors
   phalanx train model.keras --data mnist --rescale --save trained.keras      # from Keras, and back to it
   phalanx train model.keras --data houses.csv --label price --categories one-hot --test-split 0.2
+  phalanx train reviews.keras --data reviews.csv --label stars --save trained.keras   # a model that takes strings
   phalanx train efficientnet-b0 --weights imagenet --data flowers/ --image-size 224
   phalanx train resnet50 --weights resnet50_notop.h5 --data flowers/ --image-size 224
   phalanx train mnist-cnn --checkpoint-dir ckpt --checkpoint-every 100 --resume     # starts or continues
@@ -76,7 +77,8 @@ The header reports all of this. Epochs in files count from 1.")]
   phalanx predict flowers.safetensors rose.jpg tulip.png --top 3
   phalanx predict mnist.safetensors --input x.npy --output y.npy
   phalanx predict model.keras --input x.npz --output y.npz      # arrays named after inputs and outputs
-  phalanx predict houses.keras --input new.csv --output y.npy   # columns as in the training table")]
+  phalanx predict houses.keras --input new.csv --output y.npy   # columns as in the training table
+  phalanx predict reviews.keras --input texts.csv --output y.npy   # columns of strings, named after the inputs")]
     Predict(Predict),
     /// Measure training or inference speed on synthetic data
     #[command(after_help = "Examples:

@@ -155,3 +155,69 @@ fn a_table_feeds_inputs_of_strings_and_numbers_by_name() {
     let odd = ["predict", "m.keras", "--input", "odd.csv", "--output", "y.npy"];
     assert_eq!(fault(dir.path(), &odd, 1, "a column for the input 'city'"), None);
 }
+
+/// Strings with quotes, commas, line breaks, whitespace and letters of other alphabets, in texts of an open length.
+#[test]
+fn texts_of_an_open_length_train_evaluate_and_predict_on_a_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let texts = [
+        "a \"good\" film, really",
+        "bad",
+        "not\ngood",
+        "",
+        "  film ",
+        "東京 film é",
+        "good film",
+        "not bad, no",
+    ];
+    let (text, kind) = (
+        Input::new([1]).strings().named("text").symbol(),
+        Input::new([1]).strings().named("kind").symbol(),
+    );
+    let vectorize = TextVectorization::new().standardize(None).adapt(texts).unwrap();
+    let words = Embedding::new(20, 4).apply(vectorize.apply(&text));
+    let lookup = StringLookup::new().vocabulary(["film", " film "]).num_oov_indices(0);
+    let lookup = lookup.output_mode(OutputMode::OneHot).named("kinds").apply(&kind);
+    let both = Concatenate::new().apply([GlobalMaxPooling1D::new().apply(&words), lookup]);
+    let y = Dense::new(2).activation("softmax").named("liked").apply(&both);
+    let mut model = Model::new([&text, &kind], &y).unwrap();
+    let compile = Compile::new(Adam::new(0.05)).loss("sparse_categorical_crossentropy");
+    model.compile(compile.metrics(["accuracy"])).unwrap();
+    model.save(dir.path().join("m.keras")).unwrap();
+    let row = |(i, text): (usize, &&str)| {
+        let (kind, liked) = (["film", "\" film \""][i % 2], ["yes", "no"][i % 2]);
+        format!("{kind},\"{}\",{liked}\n", text.replace('"', "\"\""))
+    };
+    let rows: String = texts.iter().enumerate().map(row).collect();
+    let table = |name: &str, header: &str, rows: &str| {
+        std::fs::write(dir.path().join(name), format!("{header}\n{rows}")).unwrap();
+    };
+    table("d.csv", "kind,text,liked", &rows);
+    let train = ["train", "m.keras", "--data", "d.csv", "--epochs", "40", "--batch-size", "3"];
+    let out =
+        succeeds(dir.path(), &[&train[..], &["--replicas", "2", "--save", "t.keras"]].concat());
+    assert!(out.contains("depends on the length of the texts in a batch"), "{out}");
+    let evaluated = succeeds(dir.path(), &["evaluate", "t.keras", "--data", "d.csv"]);
+    assert!(evaluated.contains("accuracy: 1.0000"), "{evaluated}");
+    // Without the label.
+    let inputs: String = rows.replace(",yes\n", "\n").replace(",no\n", "\n");
+    table("new.csv", "kind,text", &inputs);
+    succeeds(dir.path(), &["predict", "t.keras", "--input", "new.csv", "--output", "y.npy"]);
+    let kinds: Text = (0..8).map(|i| ["film", " film "][i % 2]).collect();
+    let data = Arrays::new((Text::from(texts), kinds), ()).unwrap();
+    let expected = load_model(dir.path().join("t.keras")).unwrap().predict(&data).unwrap();
+    assert_eq!(*npy::read(&dir.path().join("y.npy")).unwrap().to_tensor(), expected);
+    let refused = |table: &str, message: &str| {
+        let predict = ["predict", "t.keras", "--input", table, "--output", "y.npy"];
+        assert_eq!(fault(dir.path(), &predict, 1, message), None);
+    };
+    table("missing.csv", "text", "good\n");
+    refused("missing.csv", "expected a column 'kind' for the input 'kind', received text");
+    table("unknown.csv", "kind,text", "play,good\n");
+    refused("unknown.csv", "layer 'kinds': input: expected tokens of the vocabulary");
+    table("empty.csv", "kind,text", "film,\n");
+    refused("empty.csv", "a batch of texts needs at least one token");
+    let plan =
+        fault(dir.path(), &["plan", "m.keras"], 1, "output_sequence_length fixes those of texts");
+    assert_eq!(plan, None);
+}

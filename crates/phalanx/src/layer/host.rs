@@ -2,6 +2,7 @@
 
 use crate::data::Samples;
 use crate::error::{Error, Result};
+use crate::model::Shape;
 use phalanx_graph::{DType, Space, Type};
 use serde_json::Value;
 use std::fmt;
@@ -22,14 +23,24 @@ pub enum Elements {
 pub struct RowType {
     /// Its elements.
     pub elements: Elements,
-    /// Its dimensions.
-    pub dims: Vec<usize>,
+    /// Its shape. A size is open if every batch may have another one.
+    pub shape: Shape,
 }
 
 impl RowType {
-    /// A sample of these dimensions.
-    pub fn new(elements: Elements, dims: impl Into<Vec<usize>>) -> RowType {
-        RowType { elements, dims: dims.into() }
+    /// A sample of this shape.
+    pub fn new(elements: Elements, shape: impl Into<Shape>) -> RowType {
+        RowType { elements, shape: shape.into() }
+    }
+
+    /// The sizes of the shape; `None` for open ones.
+    pub(crate) fn sizes(&self) -> &[Option<usize>] {
+        self.shape.sizes()
+    }
+
+    /// The dimensions of samples, with 1 for open ones.
+    pub(crate) fn dims(&self) -> Vec<usize> {
+        self.shape.with_open(1)
     }
 
     /// The type of the rows of samples.
@@ -42,13 +53,13 @@ impl RowType {
         RowType::new(elements, samples.dims().get(1..).unwrap_or_default())
     }
 
-    /// The type in a graph, where strings are their numbers.
+    /// The type in a graph, where strings are their numbers. Open sizes are 1.
     pub(crate) fn ty(&self) -> Type {
         let dtype = match self.elements {
             Elements::Floats => DType::F32,
             Elements::Integers | Elements::Strings => DType::I32,
         };
-        Type::new(dtype, Space::Rows, self.dims.clone())
+        Type::new(dtype, Space::Rows, self.dims())
     }
 }
 
@@ -59,8 +70,7 @@ impl fmt::Display for RowType {
             Elements::Integers => "integers",
             Elements::Strings => "strings",
         };
-        let sizes = self.dims.iter().map(|d| format!(", {d}")).collect::<String>();
-        write!(f, "{elements} (None{sizes})")
+        write!(f, "{elements} {}", self.shape)
     }
 }
 

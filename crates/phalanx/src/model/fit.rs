@@ -5,7 +5,7 @@ use super::source::{IntoDataset, Source, TRAINING, VALIDATION, one_batch};
 use super::training::{Interrupt, OnNan, TrainLoop};
 use super::{Logs, Model};
 use crate::callbacks::Callback;
-use crate::data::{Arrays, Dataset, HostBatch, IndexBatch};
+use crate::data::{Arrays, Columns, Dataset, HostBatch, IndexBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::layer::lock;
@@ -386,7 +386,12 @@ impl Model {
 
     /// Returns the gradient of the loss on one batch with respect to every trainable weight, by name. The
     /// model does not change.
-    pub fn gradients(&self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {
+    pub fn gradients(
+        &self,
+        x: impl Into<Columns>,
+        y: impl Into<Columns>,
+    ) -> Result<Vec<(String, Tensor)>> {
+        let (x, y) = (x.into(), y.into());
         self.with_session("gradients", |session| {
             session.checks.origin = BatchOrigin::Batch;
             let batch = one_batch(session, x, y)?;

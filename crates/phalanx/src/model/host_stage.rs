@@ -4,6 +4,7 @@
 
 use super::definition::Definition;
 use super::feeds::Fed;
+use super::shape::ValueType;
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::data::{Samples, Text};
 use crate::error::{Error, Result};
@@ -74,21 +75,13 @@ fn needs_host(def: &Definition) -> bool {
 }
 
 /// The type of an input's samples.
-///
-/// # Errors
-/// An open size.
-fn input_type(owner: &str, input: &Input) -> Result<RowType> {
+fn input_type(input: &Input) -> RowType {
     let elements = match (input.text, input.dtype) {
         (true, _) => Elements::Strings,
         (false, DType::I32) => Elements::Integers,
         (false, _) => Elements::Floats,
     };
-    let shape = input.known_shape();
-    let dims = shape.known().ok_or_else(|| {
-        let expected = "known sizes in a model with layers that run on the host";
-        Error::argument(owner, "input shape", expected, &shape)
-    })?;
-    Ok(RowType::new(elements, dims))
+    RowType::new(elements, input.known_shape())
 }
 
 impl HostStage {
@@ -104,7 +97,7 @@ impl HostStage {
         let mut inputs = vec![];
         for i in 0..def.inputs.len() {
             let (kind, name) = (NodeKind::Input, def.input_name(i));
-            let host = Some(input_type(&format!("input '{name}'"), def.input(i))?);
+            let host = Some(input_type(def.input(i)));
             let arguments = Arguments::default();
             nodes.push(Node { kind, name, inputs: vec![], arguments, host });
             inputs.push(ValueRef { node: i, output: 0 });
@@ -173,9 +166,8 @@ impl HostStage {
                 return Err(Error::argument(user, "input", "numbers", received));
             }
             if !std::mem::replace(&mut fed[node], true) {
-                let Type { dtype, dims, .. } = ty.ty();
-                let name = self.nodes[node].name.clone();
-                self.feeds.push((node, Fed { name, dtype, shape: dims.into() }));
+                let (name, dtype) = (self.nodes[node].name.clone(), ty.ty().dtype);
+                self.feeds.push((node, Fed { name, dtype, shape: ty.shape.clone() }));
             }
         }
         self.feeds.sort_by_key(|(node, _)| *node);
@@ -185,6 +177,17 @@ impl HostStage {
     /// What a step is fed with.
     pub fn fed(&self) -> Vec<Fed> {
         self.feeds.iter().map(|(_, fed)| fed.clone()).collect()
+    }
+
+    /// Replaces the types of values of the host, whose sizes may be open, in those of the outputs of each call.
+    pub fn set_host_types(&self, calls: &mut [Vec<ValueType>]) {
+        for (call, types) in self.calls.iter().zip(calls) {
+            for (value, ty) in call.iter().zip(types) {
+                if let Some(row) = &self.nodes[value.node].host {
+                    *ty = ValueType::of_host(row);
+                }
+            }
+        }
     }
 
     /// Appends the rest of the model on its feeds. Returns its outputs, and the types of every call's outputs.
@@ -253,7 +256,9 @@ impl HostStage {
             let Some(layer) = node.host_layer().filter(|_| node.host.is_some()) else { continue };
             let inputs: Vec<Samples> =
                 node.inputs.iter().filter_map(|input| values[input.node].clone()).collect();
-            values[at] = Some(layer.run(&node.owner(), &inputs)?);
+            let samples = layer.run(&node.owner(), &inputs)?;
+            let rank = node.host.as_ref().map_or(0, |ty| ty.sizes().len());
+            values[at] = Some(with_rank(samples, rank));
         }
         let feed = |(at, _): &(usize, Fed)| {
             let samples = values[*at].take();
@@ -261,6 +266,16 @@ impl HostStage {
         };
         Ok(self.feeds.iter().filter_map(feed).collect())
     }
+}
+
+/// Samples of a rank. An encoding replaces an axis of one element, but not an open one, which has as many axes in all
+/// batches.
+fn with_rank(samples: Samples, rank: usize) -> Samples {
+    let mut dims = samples.dims().to_vec();
+    while dims.len() < rank + 1 {
+        dims.insert(dims.len().saturating_sub(1).max(1), 1);
+    }
+    samples.clone().reshape(dims).unwrap_or(samples)
 }
 
 /// Outputs of a model and of each of its calls.
@@ -336,7 +351,7 @@ pub(super) fn input_rows(
 ) -> Result<Samples> {
     let spec = def.input(input);
     let owner = || format!("model '{}'", def.name);
-    let wanted = input_type(&owner(), spec)?;
+    let wanted = input_type(spec);
     let what = || format!("input '{}'", def.input_name(input));
     let samples: Samples = match (spec.text, strings) {
         (false, None) => {
@@ -354,11 +369,15 @@ pub(super) fn input_rows(
             return Err(Error::argument(owner(), what(), "numbers", "strings"));
         }
     };
-    let dims = [&[samples.rows()], &wanted.dims[..]].concat();
     let received = RowType::of(&samples).to_string();
+    let row = &samples.dims()[1..];
     let sizes = |dims: &[usize]| dims.iter().copied().filter(|d| *d != 1).collect::<Vec<_>>();
-    // Axes of size one are optional.
-    let fits = sizes(&samples.dims()[1..]) == sizes(&wanted.dims);
-    let shaped = samples.reshape(dims).filter(|_| fits);
+    let sized = match wanted.shape.known() {
+        // Axes of size one are optional.
+        Some(known) => Some(known).filter(|known| sizes(known) == sizes(row)),
+        None => wanted.shape.sizes_of(row),
+    };
+    let dims = sized.map(|sized| [&[samples.rows()], &sized[..]].concat());
+    let shaped = dims.and_then(|dims| samples.reshape(dims));
     shaped.ok_or_else(|| Error::argument(owner(), what(), wanted.to_string(), received))
 }

@@ -1,9 +1,9 @@
 //! Steps on one batch: `train_on_batch`, `test_on_batch` and `predict_on_batch`.
 
 use super::session::{BatchOrigin, Session, StepKind};
-use super::source::one_batch;
+use super::source::{as_one_batch, one_batch};
 use super::{Logs, Model};
-use crate::data::{Arrays, Dataset, HostBatch};
+use crate::data::{Arrays, Columns, Dataset, HostBatch};
 use crate::error::Result;
 use crate::model::source::{IntoDataset, Source};
 use phalanx_graph::Tensor;
@@ -37,41 +37,40 @@ impl BatchWeights {
     }
 
     /// All samples as one batch.
-    fn batch(&self, session: &Session, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
+    fn batch(&self, session: &Session, x: Columns, y: Columns) -> Result<HostBatch> {
         if self.sample_weight.is_none() && self.class_weight.is_none() {
             return one_batch(session, x, y);
         }
-        let mut arrays = Arrays::new(x.clone(), y.clone())?;
+        let mut arrays = Arrays::new(x, y)?;
         if let Some(weights) = &self.sample_weight {
             arrays = arrays.sample_weight(weights)?;
         }
         if let Some(weights) = &self.class_weight {
             arrays = arrays.class_weight(weights)?;
         }
-        let source = arrays.into_source()?.in_order();
-        let source = source.prepare(session, Some(x.rows().max(1)), true, "batch")?;
-        let mut batch = HostBatch::default();
-        source.dataset().epoch(0, 0, 0)?.next(&mut batch)?;
-        Ok(batch)
+        as_one_batch(session, arrays)
     }
 }
 
 impl Model {
-    /// Performs one update on one batch and returns loss and metrics of that batch.
-    pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
+    /// Performs one update on one batch and returns loss and metrics of that batch. `x` is a tensor or [`Text`], or a list
+    /// of them for a model with several inputs; so is `y` for several outputs.
+    ///
+    /// [`Text`]: crate::data::Text
+    pub fn train_on_batch(&mut self, x: impl Into<Columns>, y: impl Into<Columns>) -> Result<Logs> {
         self.train_on_batch_with(x, y, &BatchWeights::new())
     }
 
     /// Like [`Model::train_on_batch`], with weights of the samples or classes.
     pub fn train_on_batch_with(
         &mut self,
-        x: &Tensor,
-        y: &Tensor,
+        x: impl Into<Columns>,
+        y: impl Into<Columns>,
         weights: &BatchWeights,
     ) -> Result<Logs> {
         let session = self.session("train_on_batch")?;
         session.checks.origin = BatchOrigin::Batch;
-        let batch = weights.batch(session, x, y)?;
+        let batch = weights.batch(session, x.into(), y.into())?;
         let accumulation = session.optimizer_accumulation();
         session.weights.take_ownership();
         session.run_alone(StepKind::Train, &batch, accumulation)
@@ -110,27 +109,28 @@ impl Model {
     }
 
     /// Returns loss and metrics of one batch.
-    pub fn test_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
+    pub fn test_on_batch(&mut self, x: impl Into<Columns>, y: impl Into<Columns>) -> Result<Logs> {
         self.test_on_batch_with(x, y, &BatchWeights::new())
     }
 
     /// Like [`Model::test_on_batch`], with weights of the samples or classes.
     pub fn test_on_batch_with(
         &mut self,
-        x: &Tensor,
-        y: &Tensor,
+        x: impl Into<Columns>,
+        y: impl Into<Columns>,
         weights: &BatchWeights,
     ) -> Result<Logs> {
         let session = self.session("test_on_batch")?;
         session.checks.origin = BatchOrigin::Batch;
-        let batch = weights.batch(session, x, y)?;
+        let batch = weights.batch(session, x.into(), y.into())?;
         session.run_alone(StepKind::Test, &batch, None)
     }
 
     /// Returns the output for every sample of one batch. The model must have one output.
-    pub fn predict_on_batch(&self, x: &Tensor) -> Result<Tensor> {
-        let arguments = super::Inference::new().batch_size(x.rows().max(1));
-        let mut all = self.predict_with(x, arguments)?;
+    pub fn predict_on_batch(&self, x: impl Into<Columns>) -> Result<Tensor> {
+        let arrays = Arrays::new(x, ())?;
+        let arguments = super::Inference::new().batch_size(arrays.len().unwrap_or(1).max(1));
+        let mut all = self.predict_with(arrays, arguments)?;
         if all.len() == 1 {
             return Ok(all.remove(0));
         }

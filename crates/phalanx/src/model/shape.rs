@@ -1,5 +1,6 @@
 //! Shapes whose sizes may be open.
 
+use crate::layer::RowType;
 use phalanx_graph::{DType, Type};
 use std::fmt;
 
@@ -67,6 +68,12 @@ impl<const N: usize> From<[Option<usize>; N]> for Shape {
     }
 }
 
+impl From<&[Option<usize>]> for Shape {
+    fn from(sizes: &[Option<usize>]) -> Shape {
+        Shape(sizes.into())
+    }
+}
+
 impl From<&[usize]> for Shape {
     fn from(sizes: &[usize]) -> Shape {
         Shape(sizes.iter().map(|size| Some(*size)).collect())
@@ -127,6 +134,12 @@ impl ValueType {
     pub fn known(ty: Type) -> ValueType {
         let open = vec![false; ty.dims.len()];
         ValueType { ty, open }
+    }
+
+    /// The type of a value of the host.
+    pub fn of_host(row: &RowType) -> ValueType {
+        let open = row.sizes().iter().map(Option::is_none).collect();
+        ValueType { ty: row.ty(), open }
     }
 
     /// The type of a value that has these types in two batches. `None` if they differ in more than their sizes.

@@ -2,7 +2,7 @@
 
 use super::session::Session;
 use super::staged_dataset::staged;
-use crate::data::{Arrays, Dataset, HostBatch, Samples};
+use crate::data::{Arrays, Columns, Dataset, HostBatch, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::{DType, Data, Tensor};
 use std::sync::Arc;
@@ -170,27 +170,42 @@ fn with_checked_targets(mut arrays: Arrays, session: &Session, name: &str) -> Re
 }
 
 /// Returns all samples as one batch.
-pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
-    let rows = x.rows();
-    let matches_model = rows == y.rows()
-        && session.def.host.is_none()
-        && session.checks.input_dtypes() == [x.dtype()]
-        && session.checks.target_dtypes() == [y.dtype()]
-        && session.checks.padded_target(0, y).is_none();
+pub(super) fn one_batch(session: &Session, x: Columns, y: Columns) -> Result<HostBatch> {
+    let (x, y) = (x.into_samples(), y.into_samples());
+    let matches_model = match (&x[..], &y[..]) {
+        ([Samples::Tensor(x)], [Samples::Tensor(y)]) => {
+            x.rows() == y.rows()
+                && session.def.host.is_none()
+                && session.checks.input_dtypes() == [x.dtype()]
+                && session.checks.target_dtypes() == [y.dtype()]
+                && session.checks.padded_target(0, y).is_none()
+        }
+        _ => false,
+    };
     if matches_model {
-        let (inputs, targets) = (vec![x.clone()], vec![y.clone()]);
+        let tensor = |samples| match samples {
+            Samples::Tensor(tensor) => Some(Arc::unwrap_or_clone(tensor)),
+            _ => None,
+        };
+        let rows = x[0].rows();
         return Ok(HostBatch {
             rows,
             local: None,
-            inputs,
-            targets,
+            inputs: x.into_iter().filter_map(tensor).collect(),
+            targets: y.into_iter().filter_map(tensor).collect(),
             sample_weight: vec![1.0; rows],
             ..HostBatch::default()
         });
     }
-    let source = (x, y).into_source()?.prepare(session, Some(x.rows().max(1)), true, "batch")?;
+    as_one_batch(session, Arrays::new(x, y)?)
+}
+
+/// Returns all samples of arrays as one batch.
+pub(super) fn as_one_batch(session: &Session, arrays: Arrays) -> Result<HostBatch> {
+    let rows = arrays.len().unwrap_or(1).max(1);
+    let source = arrays.into_source()?.in_order().prepare(session, Some(rows), true, "batch")?;
     let mut batch = HostBatch::default();
-    source.in_order().dataset().epoch(0, 0, 0)?.next(&mut batch)?;
+    source.dataset().epoch(0, 0, 0)?.next(&mut batch)?;
     Ok(batch)
 }
 

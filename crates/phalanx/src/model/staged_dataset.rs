@@ -55,6 +55,8 @@ impl Dataset for StagedDataset {
         start: usize,
         shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
+        // An open size is that of the whole batch, so every worker needs all rows.
+        let shard = shard.filter(|_| !self.def.is_open());
         let inner = self.inner.epoch_of(seed, epoch, start, shard)?;
         Ok(Box::new(StagedEpoch { inner, def: &self.def, raw: HostBatch::default() }))
     }
@@ -110,4 +112,40 @@ fn run(stage: &HostStage, def: &Definition, raw: &HostBatch) -> Result<Vec<Tenso
         input_rows(def, i, tensor.slice_rows(0..rows), strings)
     };
     stage.run((0..expected).map(input).collect::<Result<_>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Arrays, Text};
+    use crate::layers::TextVectorization;
+    use crate::model::{Apply, Input, Model};
+
+    /// The feeds of each batch of two rows, as worker `worker` of two sees them.
+    fn feeds(vectorize: TextVectorization, worker: Option<usize>) -> Vec<(Vec<usize>, usize)> {
+        let x = Input::new([1]).strings().symbol();
+        let model = Model::new(&x, vectorize.apply(&x)).unwrap();
+        let texts = Text::new([4, 1], ["a", "a b c", "b", "a a"]).unwrap();
+        let arrays = Arrays::new(&texts, ()).unwrap().batch(2).unwrap();
+        let staged = staged(Arc::new(arrays), &model.def);
+        let mesh = phalanx_graph::Mesh::new(2, 1);
+        let shard = worker.map(|worker| LocalShard { mesh, devices: worker..worker + 1 });
+        let mut epoch = staged.epoch_of(0, 0, 0, shard.as_ref()).unwrap();
+        let (mut batch, mut all) = (HostBatch::default(), vec![]);
+        while epoch.next(&mut batch).unwrap() {
+            all.push((batch.inputs[0].dims().to_vec(), batch.local_len()));
+        }
+        all
+    }
+
+    #[test]
+    fn workers_agree_on_the_length_of_a_batch_and_read_their_own_rows_if_it_is_fixed() {
+        let open = || TextVectorization::new().vocabulary(["a", "b", "c"]);
+        let all = feeds(open(), None);
+        assert_eq!(all, [(vec![2, 3], 2), (vec![2, 2], 2)]);
+        assert_eq!(feeds(open(), Some(0)), all);
+        assert_eq!(feeds(open(), Some(1)), all);
+        let fixed = feeds(open().output_sequence_length(4), Some(1));
+        assert_eq!(fixed, [(vec![1, 4], 1), (vec![1, 4], 1)]);
+    }
 }

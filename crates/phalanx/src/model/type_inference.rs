@@ -38,7 +38,7 @@ impl Definition {
     /// Lowers the model in inference mode to infer types, declare weights and report errors: once, or for two sizes if
     /// sizes of the inputs are open.
     pub(super) fn infer_types(&mut self) -> Result<()> {
-        let (calls, outputs) = match self.is_open() {
+        let (mut calls, outputs) = match self.is_open() {
             false => {
                 let Inferred { calls, outputs } = self.infer(&self.example_shapes(), false)?;
                 let known = |types: Vec<Type>| types.into_iter().map(ValueType::known).collect();
@@ -50,6 +50,9 @@ impl Definition {
         if let Some(ty) = self.output_types.iter().find(|ty| !ty.is_rows()) {
             let (owner, received) = (format!("model '{}'", self.name), ty.shape_text());
             return Err(Error::argument(owner, "outputs", "one value per sample", received));
+        }
+        if let Some(stage) = &self.host {
+            stage.set_host_types(&mut calls);
         }
         for (model_call, types) in self.calls.iter_mut().zip(calls) {
             model_call.types = types;

@@ -275,7 +275,7 @@ fn weights_only(path: &Path) -> Error {
 }
 
 /// Adds the path to an error.
-fn with_path(path: &Path, error: Error) -> Error {
+pub(super) fn with_path(path: &Path, error: Error) -> Error {
     Error::config(path.display().to_string(), super::truncate(&error.to_string()))
 }
 

@@ -32,7 +32,7 @@ pub(crate) use format::Format;
 pub(crate) use keras::{layers_in_order, object, optimizer_object};
 pub(crate) use legacy::Top;
 pub use load::{Load, load_model, read_compile, read_compile_for_evaluation};
-use load::{Stored, open_stored};
+use load::{Stored, open_stored, with_path};
 pub(crate) use run_checkpoints::RunDirectory;
 pub(crate) use safe_open::{open_file, open_no_follow};
 pub use training::Training;
@@ -40,6 +40,7 @@ pub(crate) use training::{TrainingState, Variable};
 
 use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
+use crate::feature_space::FeatureSpace;
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition, Model};
 use phalanx_distributed::warnings::warning;
@@ -80,6 +81,25 @@ pub(crate) fn load_with_top(model: &Model, path: &Path, top: Top) -> Result<()> 
         layer.set_values(values.into_iter());
     }
     Ok(())
+}
+
+/// Loads the feature space of a `.keras` file.
+pub(crate) fn load_feature_space(path: &Path) -> Result<FeatureSpace> {
+    check_space_format(path)?;
+    keras::load_feature_space(path)
+}
+
+/// Writes a feature space to a `.keras` file.
+pub(crate) fn save_feature_space(space: &FeatureSpace, path: &Path) -> Result<()> {
+    check_space_format(path)?;
+    write_atomic(path, |out| keras::write_feature_space(out, space))
+}
+
+fn check_space_format(path: &Path) -> Result<()> {
+    match Format::of(path)? {
+        Format::Keras => Ok(()),
+        _ => Err(Error::file(path, "a .keras file, which can hold a FeatureSpace", "another one")),
+    }
 }
 
 /// Which parts of a model to save, if the format can store them.

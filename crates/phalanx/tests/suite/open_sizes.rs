@@ -350,7 +350,7 @@ fn batches_that_do_not_fit_are_named() {
         phalanx::model::PlannedDevices::new(&["cpu:0".parse().unwrap()]).unwrap(),
     ));
     assert!(error.contains("expected known sizes"), "{error}");
-    let error = refusal(model.train_on_batch(&Tensor::zeros([2, 5, 3]), &Tensor::zeros([2, 3])));
+    let error = refusal(model.train_on_batch(Tensor::zeros([2, 5, 3]), Tensor::zeros([2, 3])));
     assert!(error.contains("target of 'dense'"), "{error}");
     let error = refusal(model.with_input_shapes([[5, 4]]));
     assert!(

@@ -196,7 +196,7 @@ fn dropout_masks_do_not_depend_on_replicas_or_threads() {
         assert_eq!(spell(), spell(), "asking changes nothing");
         let first = spell();
         // The next step has another mask.
-        model.train_on_batch(&Tensor::zeros([ROWS, 24]), &y).unwrap();
+        model.train_on_batch(Tensor::zeros([ROWS, 24]), &y).unwrap();
         let bias = |b: f32| Tensor::new([1], vec![b]).unwrap();
         model.set_weights(&[Tensor::zeros([24, 1]), bias(1.0)]).unwrap();
         let second = model.gradients(&x, &y).unwrap()[0].1.f32().unwrap().to_vec();

@@ -140,7 +140,8 @@ impl Pipeline {
             buckets.drop_remainder
         ));
         let step = Arc::new(BucketStep { inner: self.step, buckets });
-        Ok(Pipeline { step, batch: largest, rows, provenance, ..self })
+        let text = self.text.after("bucket_by_sequence_length");
+        Ok(Pipeline { step, batch: largest, rows, provenance, text, ..self })
     }
 }
 

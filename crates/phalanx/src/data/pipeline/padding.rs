@@ -84,7 +84,8 @@ impl Pipeline {
             .then(format_args!("padded_batch({batch_size}, {padding:?}, {drop_remainder})"));
         let (inner, size, padding) = (self.step, batch_size, Some(Arc::new(padding)));
         let step = Arc::new(steps::Batch { inner, size, drop_remainder, padding });
-        Ok(Pipeline { step, batch: Some(batch_size), rows, provenance, ..self })
+        let text = self.text.after("padded_batch");
+        Ok(Pipeline { step, batch: Some(batch_size), rows, provenance, text, ..self })
     }
 
     /// Samples in batches of this size, if known.

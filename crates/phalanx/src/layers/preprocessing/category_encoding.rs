@@ -58,7 +58,8 @@ pub(super) fn encode(
     ty: &RowType,
     weights: Option<NodeId>,
 ) -> Result<NodeId> {
-    let depth = ty.dims.last().copied().unwrap_or(1);
+    let out = ty.dims();
+    let depth = out.last().copied().unwrap_or(1);
     let dims = cx.dims(x);
     let mut hot = match cx.ty(x).dtype {
         DType::I32 => cx.graph().push(Op::OneHot { depth }, &[x])?,
@@ -83,7 +84,7 @@ pub(super) fn encode(
         OutputMode::Count => g.sum_axes(hot, &[0])?,
         _ => hot,
     };
-    Ok(g.reshape(reduced, &ty.dims)?)
+    Ok(g.reshape(reduced, &out)?)
 }
 
 /// The type of a value in a graph.
@@ -136,7 +137,7 @@ impl HostLayer for CategoryEncoding {
         if input.elements == Elements::Strings {
             return Err(Error::argument(owner, "input", "integers", input));
         }
-        self.output_mode.output_type(owner, &input.dims, || Ok(self.num_tokens))
+        self.output_mode.output_type(owner, input.sizes(), || Ok(self.num_tokens))
     }
 
     fn run(&self, owner: &str, inputs: &[Samples]) -> Result<Samples> {

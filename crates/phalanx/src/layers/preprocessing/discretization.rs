@@ -182,7 +182,7 @@ impl HostLayer for Discretization {
         if input.elements == Elements::Strings {
             return Err(Error::argument(owner, "input", "numbers", input));
         }
-        self.output_mode.output_type(owner, &input.dims, || Ok(bins))
+        self.output_mode.output_type(owner, input.sizes(), || Ok(bins))
     }
 
     fn run(&self, owner: &str, inputs: &[Samples]) -> Result<Samples> {

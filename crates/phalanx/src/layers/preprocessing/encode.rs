@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::layer::{Elements, RowType};
 use crate::memory;
+use crate::model::Shape;
 use phalanx_graph::Tensor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -47,28 +48,26 @@ impl OutputMode {
         Err(Error::argument(owner, "output_mode", expected, self.name()))
     }
 
-    /// The type of the output for samples of these dimensions and `depth` categories.
+    /// The type of the output for samples of these sizes and `depth` categories.
     pub(super) fn output_type(
         self,
         owner: &str,
-        dims: &[usize],
+        sizes: &[Option<usize>],
         depth: impl FnOnce() -> Result<usize>,
     ) -> Result<RowType> {
-        let lead = match (self, dims) {
-            (OutputMode::Int, _) => return Ok(RowType::new(Elements::Integers, dims)),
-            (OutputMode::OneHot, [lead @ .., 1]) => lead,
+        let lead = match (self, sizes) {
+            (OutputMode::Int, _) => return Ok(RowType::new(Elements::Integers, sizes)),
+            (OutputMode::OneHot, [lead @ .., Some(1)]) => lead,
             (OutputMode::OneHot, all) => all,
             (_, [_]) => &[],
             (_, other) => {
                 let expected = format!("samples of (n) for output_mode {}", self.name());
-                return Err(Error::argument(owner, "input", expected, format!("{other:?}")));
+                return Err(Error::argument(owner, "input", expected, Shape::from(other)));
             }
         };
-        let dims = [lead, &[depth()?]].concat();
-        let ty = RowType::new(Elements::Floats, dims);
+        let ty = RowType::new(Elements::Floats, &[lead, &[Some(depth()?)]].concat()[..]);
         ty.ty().check_limits().map_err(|_| {
-            let received = format!("{:?}", ty.dims);
-            Error::argument(owner, "output", "a size that can be counted", received)
+            Error::argument(owner, "output", "a size that can be counted", &ty.shape)
         })?;
         Ok(ty)
     }
@@ -81,8 +80,9 @@ impl OutputMode {
         ty: &RowType,
         rows: impl ExactSizeIterator<Item = Result<I>>,
     ) -> Result<Tensor> {
-        let width = ty.dims.iter().product::<usize>();
-        let dims = [&[rows.len()], &ty.dims[..]].concat();
+        let row = ty.dims();
+        let width = row.iter().product::<usize>();
+        let dims = [&[rows.len()], &row[..]].concat();
         let count = rows.len().checked_mul(width);
         let too_large = || {
             let expected = "an output that fits into memory";
@@ -96,7 +96,7 @@ impl OutputMode {
             return Ok(Tensor::new(dims, all)?);
         }
         let mut all: Vec<f32> = count.and_then(memory::reserve).ok_or_else(too_large)?;
-        let depth = ty.dims.last().copied().unwrap_or(1);
+        let depth = row.last().copied().unwrap_or(1);
         for row in rows {
             let start = all.len();
             all.resize(start + width, 0.0);

@@ -87,13 +87,13 @@ impl HostLayer for HashedCrossing {
             return fail("inputs", "two or more", inputs.len().to_string());
         };
         for input in inputs {
-            let single = matches!(input.dims[..], [] | [1]) && input.dims == first.dims;
+            let single = matches!(input.sizes(), [] | [Some(1)]) && input.shape == first.shape;
             if !single || input.elements == Elements::Floats {
                 let expected = "strings or integers of equal shape, (batch,) or (batch, 1)";
                 return fail("inputs", expected, input.to_string());
             }
         }
-        self.output_mode.output_type(owner, &first.dims, || Ok(self.num_bins))
+        self.output_mode.output_type(owner, first.sizes(), || Ok(self.num_bins))
     }
 
     fn run(&self, owner: &str, inputs: &[Samples]) -> Result<Samples> {

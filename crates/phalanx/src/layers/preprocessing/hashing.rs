@@ -142,12 +142,12 @@ impl HostLayer for Hashing {
         if self.num_bins == 0 || i32::try_from(self.num_bins).is_err() {
             return Err(Error::argument(owner, "num_bins", "1 to 2³¹ - 1", self.num_bins));
         }
-        let dims = match (self.output_mode, &input.dims[..]) {
+        let sizes = match (self.output_mode, input.sizes()) {
             // Keras removes an axis of one element, and the encoding another.
-            (OutputMode::OneHot, [lead @ .., 1]) => lead,
-            (_, dims) => dims,
+            (OutputMode::OneHot, [lead @ .., Some(1)]) => lead,
+            (_, sizes) => sizes,
         };
-        self.output_mode.output_type(owner, dims, || Ok(self.num_bins))
+        self.output_mode.output_type(owner, sizes, || Ok(self.num_bins))
     }
 
     fn run(&self, owner: &str, inputs: &[Samples]) -> Result<Samples> {

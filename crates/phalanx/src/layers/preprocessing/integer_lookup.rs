@@ -135,9 +135,9 @@ impl HostLayer for IntegerLookup {
             check_elements(owner, input, Elements::Integers)?;
         }
         if self.oov.invert {
-            return Ok(RowType::new(Elements::Integers, &input.dims[..]));
+            return Ok(RowType::new(Elements::Integers, input.sizes()));
         }
-        self.options.output_mode.output_type(owner, &input.dims, || lookup.depth(owner))
+        self.options.output_mode.output_type(owner, input.sizes(), || lookup.depth(owner))
     }
 
     fn run(&self, owner: &str, inputs: &[Samples]) -> Result<Samples> {
@@ -161,7 +161,7 @@ impl HostLayer for IntegerLookup {
         let mode = self.options.output_mode;
         let mut out = mode.encode(owner, &ty, rows)?;
         if let (OutputMode::TfIdf, Some(counts)) = (mode, out.f32_mut()) {
-            lookup.weight(owner, counts, ty.dims.last().copied().unwrap_or(1))?;
+            lookup.weight(owner, counts, ty.dims().last().copied().unwrap_or(1))?;
         }
         Ok(out.into())
     }

@@ -122,6 +122,6 @@ fn check_elements(owner: &str, input: &RowType, expected: Elements) -> Result<()
     if input.elements == expected {
         return Ok(());
     }
-    let expected = RowType { elements: expected, dims: input.dims.clone() };
+    let expected = RowType { elements: expected, shape: input.shape.clone() };
     Err(Error::argument(owner, "input", expected.to_string(), input))
 }

@@ -219,10 +219,10 @@ impl HostLayer for StringLookup {
             if input.elements == Elements::Strings {
                 check_elements(owner, input, Elements::Integers)?;
             }
-            return Ok(RowType::new(Elements::Strings, &input.dims[..]));
+            return Ok(RowType::new(Elements::Strings, input.sizes()));
         }
         check_elements(owner, input, Elements::Strings)?;
-        self.options.output_mode.output_type(owner, &input.dims, || lookup.depth(owner))
+        self.options.output_mode.output_type(owner, input.sizes(), || lookup.depth(owner))
     }
 
     fn run(&self, owner: &str, inputs: &[Samples]) -> Result<Samples> {
@@ -246,7 +246,7 @@ impl HostLayer for StringLookup {
         let mode = self.options.output_mode;
         let mut out = mode.encode(owner, &ty, rows)?;
         if let (OutputMode::TfIdf, Some(counts)) = (mode, out.f32_mut()) {
-            lookup.weight(owner, counts, ty.dims.last().copied().unwrap_or(1))?;
+            lookup.weight(owner, counts, ty.dims().last().copied().unwrap_or(1))?;
         }
         Ok(out.into())
     }

@@ -12,20 +12,38 @@ use super::{Encoding, check_elements, check_keys, options};
 use crate::data::{Samples, Text};
 use crate::error::{Error, Result};
 use crate::layer::{Elements, HostLayer, RowType, VocabularyLayer, one_input};
+use crate::model::Shape;
 use crate::registry::Config;
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::Value;
 use std::iter::repeat_n;
 
 /// The options besides those of the vocabulary.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 struct TextOptions {
+    #[serde(deserialize_with = "by_name")]
     standardize: Option<Standardize>,
+    #[serde(deserialize_with = "by_name")]
     split: Option<Split>,
     ngrams: Option<Ngrams>,
     output_sequence_length: Option<usize>,
     ragged: AlwaysFalse,
     encoding: Encoding,
+}
+
+/// Reads the name of a function of Keras, or none.
+fn by_name<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    d: D,
+) -> std::result::Result<Option<T>, D::Error> {
+    match Value::deserialize(d)? {
+        Value::Null => Ok(None),
+        Value::Object(_) => Err(de::Error::custom(
+            "expected the name of a function of Keras, received a function of Python",
+        )),
+        name => serde_json::from_value(name).map(Some).map_err(de::Error::custom),
+    }
 }
 
 const TEXT_KEYS: &[&str] =
@@ -119,7 +137,8 @@ impl TextVectorization {
         self
     }
 
-    /// The length to which sequences are padded with zeros or cut. A model needs it for indices.
+    /// The length to which sequences are padded with zeros or cut; by default that of the longest one of each batch. A
+    /// model compiles its steps anew for each length, so a fixed one is faster.
     #[must_use]
     pub fn output_sequence_length(mut self, length: usize) -> Self {
         self.text.output_sequence_length = Some(length);
@@ -151,7 +170,7 @@ impl TextVectorization {
         let mut counts = Counts::new(self.options.output_mode == OutputMode::TfIdf);
         for batch in batches {
             let batch = batch?;
-            self.check_dims(owner, batch.dims().get(1..).unwrap_or_default())?;
+            self.check_shape(owner, &batch.dims().get(1..).unwrap_or_default().into())?;
             for row in self.rows(&batch) {
                 counts.add(self.tokens(owner, row)?);
             }
@@ -172,13 +191,13 @@ impl TextVectorization {
     }
 
     /// Fails unless samples have one string, or several if they are not split.
-    fn check_dims(&self, owner: &str, dims: &[usize]) -> Result<()> {
-        let expected = match (self.text.split, dims) {
-            (Some(_), [] | [1]) | (None, [_]) => return Ok(()),
+    fn check_shape(&self, owner: &str, shape: &Shape) -> Result<()> {
+        let expected = match (self.text.split, shape.sizes()) {
+            (Some(_), [] | [Some(1)]) | (None, [_]) => return Ok(()),
             (Some(_), _) => "one string per sample, (batch,) or (batch, 1)",
             (None, _) => "strings (batch, n), as split is none",
         };
-        Err(Error::argument(owner, "input", expected, format!("{dims:?}")))
+        Err(Error::argument(owner, "input", expected, shape))
     }
 
     /// The strings of each row.
@@ -215,12 +234,12 @@ impl TextVectorization {
         })
     }
 
-    /// The type of the output; `longest` is the length of sequences without a fixed length.
+    /// The type of the output; `longest` is the length of sequences without a fixed length, which is open without it.
     fn sized_type(&self, owner: &str, input: &RowType, longest: Option<usize>) -> Result<RowType> {
         let lookup = self.lookup();
         lookup.check(owner)?;
         check_elements(owner, input, Elements::Strings)?;
-        self.check_dims(owner, &input.dims)?;
+        self.check_shape(owner, &input.shape)?;
         let (mode, length) = (self.options.output_mode, self.text.output_sequence_length);
         if let (Some(ngrams), None) = (&self.text.ngrams, longest) {
             ngrams.lengths(owner)?;
@@ -239,19 +258,17 @@ impl TextVectorization {
             }
         }
         let length = match (length, longest, self.text.split) {
-            (Some(length), _, _) | (None, Some(length), _) => length,
-            (None, None, None) => self.unsplit_len(owner, input.dims[0])?,
-            // Any: an encoded row does not depend on it.
-            (None, None, Some(_)) if mode != OutputMode::Int => 1,
-            (None, None, Some(_)) => {
-                let expected = "a number in a model, whose sizes are fixed";
-                return Err(Error::argument(owner, "output_sequence_length", expected, "none"));
+            (Some(length), _, _) | (None, Some(length), _) => Some(length),
+            (None, None, None) => {
+                let strings = input.sizes()[0];
+                strings.map(|strings| self.unsplit_len(owner, strings)).transpose()?
             }
+            (None, None, Some(_)) => None,
         };
         let ty = mode.output_type(owner, &[length], || lookup.depth(owner))?;
         ty.ty().check_limits().map_err(|_| {
             let expected = "a length that can be counted";
-            Error::argument(owner, "output_sequence_length", expected, length)
+            Error::argument(owner, "output_sequence_length", expected, &ty.shape)
         })?;
         Ok(ty)
     }
@@ -268,7 +285,7 @@ impl HostLayer for TextVectorization {
         let samples = one_input(owner, inputs)?;
         let input = RowType::of(samples);
         check_elements(owner, &input, Elements::Strings)?;
-        self.check_dims(owner, &input.dims)?;
+        self.check_shape(owner, &input.shape)?;
         let Some(text) = samples.text() else { unreachable!("the type was checked") };
         let lookup = self.lookup();
         let table = lookup.table(owner)?;
@@ -282,13 +299,13 @@ impl HostLayer for TextVectorization {
         let ty = self.sized_type(owner, &input, Some(longest))?;
         let mode = self.options.output_mode;
         let (padding, most) = match mode {
-            OutputMode::Int => (ty.dims[0], ty.dims[0]),
+            OutputMode::Int => (ty.dims()[0], ty.dims()[0]),
             _ => (0, usize::MAX),
         };
         let sized = |row: Vec<i64>| row.into_iter().chain(repeat_n(0, padding)).take(most);
         let mut out = mode.encode(owner, &ty, rows.into_iter().map(|row| Ok(sized(row))))?;
         if let (OutputMode::TfIdf, Some(counts)) = (mode, out.f32_mut()) {
-            lookup.weight(owner, counts, ty.dims.last().copied().unwrap_or(1))?;
+            lookup.weight(owner, counts, ty.dims().last().copied().unwrap_or(1))?;
         }
         Ok(out.into())
     }

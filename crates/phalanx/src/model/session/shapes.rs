@@ -152,9 +152,12 @@ impl Session {
     pub(crate) fn planned(&self, kind: StepKind) -> Result<ShapedStep> {
         let shape = self.shapes.largest().ok_or_else(|| {
             let owner = format!("model '{}'", self.def.name);
-            let shapes = (0..self.def.inputs.len()).map(|i| self.def.input(i).shape.to_string());
+            let shapes = self.def.fed.iter().map(|fed| format!("{} of '{}'", fed.shape, fed.name));
             let received = shapes.collect::<Vec<_>>().join(", ");
-            let expected = "known sizes (give them with Model::with_input_shapes)";
+            let expected = match self.def.host {
+                Some(_) => "known sizes (output_sequence_length fixes those of texts)",
+                None => "known sizes (give them with Model::with_input_shapes)",
+            };
             Error::argument(owner, "inputs", expected, received)
         })?;
         Ok(ShapedStep { kind, shape })
@@ -173,9 +176,15 @@ impl Session {
         }
         let many = self.shapes.shapes.len() > MANY_SHAPES;
         if many && !std::mem::replace(&mut self.shapes.warned, true) {
+            let advice = match self.def.host {
+                Some(_) => "output_sequence_length gives texts one length",
+                None => {
+                    "pad them to fewer, for example with bucket_by_sequence_length and \
+                     pad_to_bucket_boundary"
+                }
+            };
             warning!(
-                "the batches have more than {MANY_SHAPES} shapes, and each is compiled for itself: pad them to \
-                 fewer, for example with bucket_by_sequence_length and pad_to_bucket_boundary"
+                "the batches have more than {MANY_SHAPES} shapes, and each is compiled for itself: {advice}"
             );
         }
         Ok(at)
@@ -216,7 +225,12 @@ impl Session {
         sizes.filter(|sizes| !sizes.contains(&0)).ok_or_else(|| {
             let owner = format!("model '{}'", self.def.name);
             let argument = format!("input '{name}'");
-            Error::argument(owner, argument, shape.to_string(), format!("{dims:?}"))
+            let empty = if self.def.host.is_some() && dims.contains(&0) {
+                " (a batch of texts needs at least one token)"
+            } else {
+                ""
+            };
+            Error::argument(owner, argument, shape.to_string(), format!("{dims:?}{empty}"))
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Vocabularies in `.keras` files: `assets/<layer's path>/vocabulary.txt`, one term per line.
 
-use super::weights::slots;
+use super::weights::{Slot, slots};
 use crate::error::{Error, Result};
 use crate::layer::Layer;
 use crate::model::Definition;
@@ -57,21 +57,18 @@ fn lines(text: &str) -> Vec<&str> {
 
 /// The vocabulary files of a model, with their paths.
 pub(super) fn files(def: &Definition) -> Vec<(String, String)> {
-    let mut files = vec![];
-    for slot in slots(def) {
-        let Some(layer) = slot.layer else { continue };
-        let (Some(content), Some(vocabulary)) =
-            (vocabulary_file(layer.layer()), layer.layer().vocabulary())
-        else {
-            continue;
-        };
-        for sublayer in vocabulary.sublayers() {
-            let path = format!("{ASSETS}{}{sublayer}/{VOCABULARY}", slot.path);
-            files.push((path, content.clone()));
-        }
-        files.push((format!("{ASSETS}{}{VOCABULARY}", slot.path), content));
-    }
-    files
+    let of_slot = |slot: Slot| Some(layer_files(slot.layer?.layer(), &slot.path));
+    slots(def).into_iter().filter_map(of_slot).flatten().collect()
+}
+
+/// The vocabulary files of the layer at a path.
+pub(super) fn layer_files(layer: &dyn Layer, at: &str) -> Vec<(String, String)> {
+    let (Some(content), Some(vocabulary)) = (vocabulary_file(layer), layer.vocabulary()) else {
+        return vec![];
+    };
+    let sublayers = vocabulary.sublayers().iter().map(|sublayer| format!("{at}{sublayer}/"));
+    let paths = sublayers.chain([at.to_string()]);
+    paths.map(|path| (format!("{ASSETS}{path}{VOCABULARY}"), content.clone())).collect()
 }
 
 /// Sets the vocabularies of a model.
@@ -85,20 +82,29 @@ pub(in crate::saving) fn set_vocabularies(
 ) -> Result<()> {
     for slot in slots(def) {
         let Some(layer) = slot.layer else { continue };
-        let Some(vocabulary) = layer.layer().vocabulary() else { continue };
-        let Some(bytes) = assets.get(&format!("{ASSETS}{}{VOCABULARY}", slot.path)) else {
-            continue;
-        };
-        let text = std::str::from_utf8(bytes).map_err(|_| {
-            let expected = format!("UTF-8 in the vocabulary of '{}'", slot.name);
-            Error::file(path, expected, "other bytes")
-        })?;
-        let given = layer.layer().config().get("vocabulary").is_some_and(|v| !v.is_null());
-        if !given {
-            vocabulary.set_terms(&format!("layer '{}'", slot.name), &lines(text))?;
-        }
+        set_vocabulary(path, assets, layer.layer(), (&slot.name, &slot.path))?;
     }
     Ok(())
+}
+
+/// Sets the vocabulary of the layer of a name and a path.
+pub(super) fn set_vocabulary(
+    path: &Path,
+    assets: &Assets,
+    layer: &dyn Layer,
+    (name, at): (&str, &str),
+) -> Result<()> {
+    let Some(vocabulary) = layer.vocabulary() else { return Ok(()) };
+    let Some(bytes) = assets.get(&format!("{ASSETS}{at}{VOCABULARY}")) else { return Ok(()) };
+    let text = std::str::from_utf8(bytes).map_err(|_| {
+        let expected = format!("UTF-8 in the vocabulary of '{name}'");
+        Error::file(path, expected, "other bytes")
+    })?;
+    let given = layer.config().get("vocabulary").is_some_and(|v| !v.is_null());
+    match given {
+        true => Ok(()),
+        false => vocabulary.set_terms(&format!("layer '{name}'"), &lines(text)),
+    }
 }
 
 /// Adds the weights of terms to the content of a weights file.

@@ -36,6 +36,11 @@ pub(in crate::saving) fn model(def: &Definition, style: Style) -> Value {
     Writer { style, shared: shared(def) }.model(def)
 }
 
+/// A layer as an object of an archive.
+pub(super) fn layer_object(name: &str, layer: &LayerHandle) -> Value {
+    Writer { style: Style::Archive, shared: HashMap::new() }.layer(name, layer).into()
+}
+
 /// The layers that several models of a file share, each with its number.
 fn shared(def: &Definition) -> HashMap<*const (), usize> {
     fn count(def: &Definition, uses: &mut Vec<(*const (), usize)>) {

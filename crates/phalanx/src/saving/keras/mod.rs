@@ -4,6 +4,7 @@ mod archive;
 mod assets;
 mod compile;
 mod config;
+mod feature_space;
 mod graph;
 mod optimizer_order;
 mod order;
@@ -14,6 +15,7 @@ pub(super) use assets::{Assets, set_vocabularies};
 pub(super) use compile::{compile, compile_for_evaluation};
 pub(crate) use compile::{object, optimizer as optimizer_object};
 pub(super) use config::{Style, model as model_config};
+pub(super) use feature_space::{load as load_feature_space, write as write_feature_space};
 pub(crate) use order::layers as layers_in_order;
 pub(super) use order::listed;
 pub(super) use read::{PLAIN_NAME, is_plain_name, model as read_structure};
@@ -22,9 +24,10 @@ pub(super) use weights::{
     values, variables, variables_at,
 };
 
-use super::{Stored, Training, json};
+use super::{Stored, Training, json, with_path};
 use crate::error::{Error, Result};
 use crate::model::Definition;
+use feature_space::SpaceFile;
 use phalanx_graph::Tensor;
 use phalanx_hdf5::File;
 use serde_json::{Map, Value, json};
@@ -77,15 +80,28 @@ pub(super) fn notes(stored: &Stored) -> BTreeMap<String, String> {
     notes
 }
 
-/// Opens a `.keras` file.
+/// Parses a `config.json`.
+fn parse_config(path: &Path, text: &[u8]) -> Result<Value> {
+    let mut config = json::parse(text).map_err(|e| Error::file(path, "JSON in config.json", e))?;
+    optimizer_order::keep(text, &mut config);
+    Ok(config)
+}
+
+/// Opens a `.keras` file. A feature space in it is replaced by its model.
 pub(super) fn open(path: &Path) -> Result<Stored> {
     let archive = archive::read(path)?;
-    let wrong =
-        |what: &str, error: serde_json::Error| Error::file(path, format!("JSON in {what}"), error);
-    let mut config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
-    optimizer_order::keep(&archive.config, &mut config);
+    let mut config = parse_config(path, &archive.config)?;
     let metadata = archive.metadata.map(|bytes| json::parse(&bytes)).transpose();
-    let metadata = metadata.map_err(|e| wrong("metadata.json", e))?;
-    let file = File::from_bytes(archive.weights).map_err(|e| fault(path, e))?;
-    Ok(Stored { config: Some(config), metadata, file, assets: archive.assets })
+    let metadata = metadata.map_err(|e| Error::file(path, "JSON in metadata.json", e))?;
+    let mut file = File::from_bytes(archive.weights).map_err(|e| fault(path, e))?;
+    let mut assets = archive.assets;
+    if feature_space::is_space(&config) {
+        let space = SpaceFile { path, config: &config, file: &file, assets: &assets };
+        let space = space.read(&archive.config);
+        let functional = space.and_then(|space| feature_space::as_functional(&space));
+        let (model, weights, files) = functional.map_err(|error| with_path(path, error))?;
+        file = File::from_bytes(weights).map_err(|e| fault(path, e))?;
+        (config, assets) = (model, files);
+    }
+    Ok(Stored { config: Some(config), metadata, file, assets })
 }

@@ -40,7 +40,7 @@ struct MapConfig {
 }
 
 /// The keys of an object, in the order of the text.
-struct Keys(Vec<String>);
+pub(super) struct Keys(pub Vec<String>);
 
 impl<'de> Deserialize<'de> for Keys {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Keys, D::Error> {
@@ -50,7 +50,7 @@ impl<'de> Deserialize<'de> for Keys {
             type Value = Keys;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("optimizers by path")
+                f.write_str("an object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {

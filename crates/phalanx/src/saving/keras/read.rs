@@ -284,15 +284,24 @@ fn input(object: &Object<'_>) -> Result<Input> {
         return Ok(input.strings());
     }
     let dtype = object.config.get("dtype").map_or(Some("float32"), policy_name);
-    let known = dtype.and_then(|dtype| INPUT_TYPES.iter().find(|(name, _)| *name == dtype));
-    let Some((name, dtype)) = known else {
+    let Some((name, dtype)) = dtype.and_then(declared_type) else {
         let received = dtype.unwrap_or("another kind of value");
         let expected = "string, bool, integers, float32 or floats of 16 bits";
         return Err(Error::argument(owner, "dtype", expected, received));
     };
-    input.dtype = *dtype;
-    input.declared = Some(*name).filter(|name| !matches!(*name, "float32" | "int32"));
+    input.dtype = dtype;
+    input.declared = Some(name).filter(|name| !matches!(*name, "float32" | "int32"));
     Ok(input)
+}
+
+/// The element type of an input and the one that stands for it.
+fn declared_type(dtype: &str) -> Option<(&'static str, DType)> {
+    INPUT_TYPES.iter().find(|(name, _)| *name == dtype).copied()
+}
+
+/// The element type that stands for that of an input.
+pub(super) fn input_type(dtype: &str) -> Option<DType> {
+    declared_type(dtype).map(|(_, dtype)| dtype)
 }
 
 /// The element types of inputs, and those that stand for them. Layers compute in 32-bit floats, and truth values are 0
@@ -311,7 +320,8 @@ const INPUT_TYPES: [(&str, DType); 11] = [
     ("uint32", DType::I32),
 ];
 
-fn layer(object: &Object<'_>) -> Result<LayerHandle> {
+/// Deserializes a layer.
+pub(super) fn layer(object: &Object<'_>) -> Result<LayerHandle> {
     let name = object.name().unwrap_or(object.class);
     let owner = || format!("layer '{name}'");
     let mut config = object.config.clone();

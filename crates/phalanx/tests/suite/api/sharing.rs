@@ -19,7 +19,7 @@ fn a_layer_applied_twice_learns_from_both_uses() {
     let mut model = Model::new(&x, &y).unwrap();
     assert_eq!((model.count_params(), model.layers().len()), (1, 1));
     model.compile(Compile::new(SGD::new(0.01)).loss("mse").strategy(one_thread())).unwrap();
-    model.train_on_batch(&ones(3), &Tensor::zeros([3, 1])).unwrap();
+    model.train_on_batch(ones(3), Tensor::zeros([3, 1])).unwrap();
     // y = w², dloss/dw = 2·w²·2·w = 32.
     assert!((weight(&model) - (2.0 - 0.32)).abs() < 1e-6);
 }
@@ -79,10 +79,10 @@ fn models_over_the_same_layers_see_each_others_training() {
     encoder.compile(compile()).unwrap();
     for _ in 0..3 {
         let before = weight(&encoder);
-        encoder.train_on_batch(&ones(2), &Tensor::zeros([2, 1])).unwrap();
+        encoder.train_on_batch(ones(2), Tensor::zeros([2, 1])).unwrap();
         let between = weight(&both);
         assert!(between < before, "{between} {before}");
-        both.train_on_batch(&ones(2), &Tensor::zeros([2, 1])).unwrap();
+        both.train_on_batch(ones(2), Tensor::zeros([2, 1])).unwrap();
         assert!(weight(&encoder) < between);
         let by_both = both.predict(ones(1)).unwrap().f32().unwrap()[0];
         let decode = both.get_weights().unwrap()[1].f32().unwrap()[0];
@@ -92,7 +92,7 @@ fn models_over_the_same_layers_see_each_others_training() {
     // Setting weights and dropping a model lose nothing.
     encoder.set_weights(&[tensor(&[1, 1], vec![7.0f32])]).unwrap();
     assert_eq!(weight(&both), 7.0);
-    both.train_on_batch(&ones(2), &Tensor::zeros([2, 1])).unwrap();
+    both.train_on_batch(ones(2), Tensor::zeros([2, 1])).unwrap();
     let last = weight(&both);
     drop(both);
     assert!(last < 7.0);

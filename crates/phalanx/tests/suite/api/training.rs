@@ -144,13 +144,13 @@ fn train_on_batch_is_one_update() {
     model.compile(Compile::new(SGD::new(0.25)).loss("mse").strategy(one_thread())).unwrap();
     let x = tensor(&[2, 1], vec![1.0f32, 1.0]);
     let losses = [4.0, 1.0, 0.25].map(|expected| {
-        let logs = model.train_on_batch(&x, &Tensor::zeros([2, 1])).unwrap();
+        let logs = model.train_on_batch(&x, Tensor::zeros([2, 1])).unwrap();
         assert_eq!(logs.len(), 1);
         (logs.get("loss").unwrap(), expected)
     });
     assert!(losses.iter().all(|(loss, expected)| loss == expected), "{losses:?}");
     assert_eq!(model.get_weights().unwrap()[0].f32().unwrap(), [0.25]);
-    let gradients = model.gradients(&x, &Tensor::zeros([2, 1])).unwrap();
+    let gradients = model.gradients(&x, Tensor::zeros([2, 1])).unwrap();
     assert_eq!(gradients[0].0, "dense/kernel");
     assert_eq!(gradients[0].1.f32().unwrap(), [0.5]);
     assert_eq!(model.get_weights().unwrap()[0].f32().unwrap(), [0.25], "gradients change nothing");

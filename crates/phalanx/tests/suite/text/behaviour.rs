@@ -5,7 +5,7 @@ use phalanx::layers::Split;
 use phalanx::prelude::*;
 use phalanx::saving::load_model;
 
-fn message<T>(result: Result<T>) -> String {
+pub fn message<T>(result: Result<T>) -> String {
     result.err().expect("an error").to_string()
 }
 
@@ -137,10 +137,6 @@ fn options_that_contradict_each_other_are_refused() {
     }
     let salted = IntegerLookup::new().vocabulary([1]).salt(3).preprocess(Tensor::zeros([1]));
     assert!(message(salted).contains("expected farmhash"));
-    let x = Input::new([1]).strings().symbol();
-    let vectorize = TextVectorization::new().adapt(["a b"]).unwrap();
-    let error = message(Model::new(&x, vectorize.apply(&x)));
-    assert!(error.contains("output_sequence_length: expected a number in a model"), "{error}");
 }
 
 #[test]
@@ -151,6 +147,21 @@ fn a_path_as_vocabulary_is_refused() {
         let error = message(phalanx::layers::from_config(class, config));
         assert!(error.contains("vocabulary: a path to a file is refused"), "{error}");
     }
+}
+
+#[test]
+fn functions_of_python_and_ragged_outputs_are_refused() {
+    let refused = |config: serde_json::Value| {
+        let config = config.as_object().unwrap().clone();
+        message(phalanx::layers::from_config("TextVectorization", config))
+    };
+    let function = serde_json::json!({ "class_name": "function", "config": "own>dashes" });
+    for key in ["standardize", "split"] {
+        let error = refused(serde_json::json!({ key: function }));
+        assert!(error.contains("received a function of Python"), "{error}");
+    }
+    assert!(refused(serde_json::json!({ "split": "commas" })).contains("unknown variant `commas`"));
+    assert!(refused(serde_json::json!({ "ragged": true })).contains("expected false"));
 }
 
 /// Terms that no line of a file can hold are written into the config.
@@ -182,6 +193,13 @@ fn a_pipeline_maps_strings_with_a_layer() {
     let rows: Vec<i32> = elements.iter().flat_map(|e| e[0].i32().unwrap().to_vec()).collect();
     assert_eq!(rows, expected.i32().unwrap());
     assert_eq!(elements[1][1].i32(), Some(&[1][..]));
+    // Texts of their own lengths are padded after they are indices; strings are not padded.
+    let open = TextVectorization::new().split(Split::Character).adapt(["abc", "aab"]).unwrap();
+    let strings = || Pipeline::from_tensor_slices(&texts).unwrap();
+    let batch = strings().map_layer(open).padded_batch(2).unwrap().elements(0, 0).unwrap().next();
+    assert_eq!(batch.unwrap().unwrap()[0].dims(), [2, 3]);
+    let error = message(strings().padded_batch(2).unwrap().elements(0, 0).map(|_| ()));
+    assert!(error.contains("padded_batch: expected numbers, received strings"), "{error}");
     // A layer of numbers, and strings that were not mapped.
     let bins = Pipeline::from_tensor_slices(Tensor::new([2], vec![0.5f32, 3.0]).unwrap()).unwrap();
     let bins = bins.map_layer(Discretization::new([1.0]));

@@ -2,6 +2,7 @@
 
 use super::targets::{Seed, Target, of_file, written};
 use super::{mutate, tree};
+use phalanx::feature_space::{Feature, FeatureSpace};
 use phalanx::prelude::*;
 use phalanx::saving::{convert, describe};
 use std::io::{Cursor, Read, Write};
@@ -12,7 +13,11 @@ const NEWER: &[u8] = include_bytes!("../../../../phalanx-hdf5/tests/fixtures/h5p
 const CHUNKED: &[u8] = include_bytes!("../../../../phalanx-hdf5/tests/fixtures/h5py_v108.h5");
 
 pub fn targets() -> Vec<Target> {
-    let packed = || networks().iter().flat_map(keras_seeds).collect::<Vec<Seed>>();
+    let packed = || {
+        let models = networks().into_iter().chain([texts()]);
+        let files = models.map(|model| saved(&model, "a.keras")).chain([feature_space()]);
+        files.flat_map(keras_seeds).collect::<Vec<Seed>>()
+    };
     let whole = || networks().iter().map(|m| saved(m, "a.h5").into()).collect::<Vec<Seed>>();
     let weights = networks().iter().map(weights_of).map(Seed::from).collect();
     let foreign = whole().into_iter().chain([NEWER.to_vec().into(), CHUNKED.to_vec().into()]);
@@ -81,6 +86,30 @@ fn nested() -> Model {
     Model::with_name("graph", &x, [&sum, &b]).unwrap()
 }
 
+/// Strings of an open length, whose vocabulary is in the config.
+fn texts() -> Model {
+    let x = Input::new([1]).strings().symbol();
+    let vectorize = TextVectorization::new().vocabulary(["a", "b"]).ngrams([1, 2]);
+    let y = Embedding::new(4, 2).apply(vectorize.apply(&x));
+    Model::new(&x, GlobalAveragePooling1D::new().apply(&y)).unwrap()
+}
+
+/// The file of a feature space.
+fn feature_space() -> Vec<u8> {
+    let lookup = StringLookup::new().vocabulary(["a", "b"]);
+    let space = FeatureSpace::new()
+        .feature("city", Feature::of_strings(lookup))
+        .feature("number", Feature::integer_hashed(3))
+        .feature("weight", Feature::float_normalized())
+        .cross(["city", "number"]);
+    let (city, number) = (Text::from(["a", "b"]), Tensor::new([2], vec![1, 2]).unwrap());
+    let weight = Tensor::new([2], vec![1.0f32, 3.0]).unwrap();
+    let table: [(&str, Samples); 3] =
+        [("city", city.into()), ("number", number.into()), ("weight", weight.into())];
+    let space = space.adapt(table).unwrap();
+    written("a.keras", |path| space.save(path).unwrap())
+}
+
 fn saved(model: &Model, file: &str) -> Vec<u8> {
     written(file, |path| model.save(path).unwrap())
 }
@@ -90,8 +119,7 @@ fn weights_of(model: &Model) -> Vec<u8> {
 }
 
 /// A complete file, and archives in which the config (as text, as values) or the weights are mutated.
-fn keras_seeds(model: &Model) -> Vec<Seed> {
-    let file = saved(model, "a.keras");
+fn keras_seeds(file: Vec<u8>) -> Vec<Seed> {
     let (config, weights) = (member(&file, "config.json"), member(&file, "model.weights.h5"));
     let with_config = |weights: Vec<u8>| move |part: &[u8]| archive([b"{}", part, &weights]);
     let with_weights = |config: Vec<u8>| move |part: &[u8]| archive([b"{}", &config, part]);

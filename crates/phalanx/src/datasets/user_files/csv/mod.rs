@@ -187,7 +187,7 @@ impl Csv {
     fn reader(&self, path: &Path) -> Result<::csv::Reader<File>> {
         let file = open_file(path, TABLE)?;
         let mut builder = ReaderBuilder::new();
-        builder.has_headers(self.header).delimiter(self.separator).trim(::csv::Trim::All);
+        builder.has_headers(self.header).delimiter(self.separator).trim(::csv::Trim::Headers);
         Ok(builder.from_reader(file))
     }
 
@@ -362,13 +362,14 @@ impl Csv {
             }
             let columns = encoding.columns.iter().zip(&places);
             for ((column, at), (values, texts)) in columns.zip(values.iter_mut().zip(&mut texts)) {
-                let received = text(&record, *at);
                 if column.kind == Kind::Text {
-                    // A string takes its bytes and its own size.
-                    total = total.saturating_add((received.len() + size_of::<String>()) / 4);
-                    texts.push(received.to_string());
+                    // Whitespace belongs to a string, which takes its bytes and its own size.
+                    let string = record.get(*at).unwrap_or_default();
+                    total = total.saturating_add((string.len() + size_of::<String>()) / 4);
+                    texts.push(string.to_string());
                     continue;
                 }
+                let received = text(&record, *at);
                 column.push(received, values).map_err(|expected| {
                     let location = cell_location(*at, &column.name, record.position(), self.header);
                     let received = match received {
@@ -419,9 +420,9 @@ fn owner(column: &str, names: &[String]) -> Option<String> {
     names.iter().filter(owns).max_by_key(|name| name.len()).cloned()
 }
 
-/// A cell of a row, which may be too short.
+/// A cell of a row, which may be too short, without whitespace around it.
 fn text(record: &StringRecord, at: usize) -> &str {
-    record.get(at).unwrap_or_default()
+    record.get(at).unwrap_or_default().trim()
 }
 
 fn damaged(path: &Path, error: ::csv::Error) -> Error {
