@@ -35,7 +35,7 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 
 def rust(directory):
     """Runs the Rust test on the models in a directory."""
-    command = ["cargo", "test", "-q", "--workspace", "--test", "suite", "keras_files::", "--", "--ignored"]
+    command = ["cargo", "test", "-q", "-p", "phalanx", "--test", "suite", "keras_files::", "--", "--ignored"]
     environment = os.environ | {"PHALANX_CROSS_CHECK": directory, "PHALANX_PIN": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode != 0:

@@ -6,6 +6,7 @@ use crate::regularizers::Regularizer;
 use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
+use std::collections::HashMap;
 
 /// A value of a model under lowering: its node and its mask. A mask has one number per step of the value's sequence, 1 for
 /// valid steps and 0 for padding.
@@ -60,7 +61,7 @@ pub struct Lowering {
     pub open_sizes: bool,
     /// The values of the constants that are feeds, in the order of these feeds.
     pub fed_constants: Vec<Vec<f32>>,
-    counters: Counters,
+    calls: CallState,
 }
 
 /// What the weights are in this pass.
@@ -72,13 +73,15 @@ pub(super) struct WeightValues {
     read: Vec<Option<NodeId>>,
 }
 
-/// What was counted so far.
+/// What the calls so far left behind.
 #[derive(Debug, Default)]
-struct Counters {
-    /// Random streams.
+struct CallState {
+    /// The number of random streams.
     streams: u32,
-    /// Calls of layers and sublayers.
+    /// The number of calls of layers and sublayers.
     calls: usize,
+    /// Masks that a call changed after their value was computed.
+    masks: HashMap<NodeId, Option<NodeId>>,
 }
 
 /// The largest number of calls: wrappers repeat layers, so that a short file can describe a huge model.
@@ -99,7 +102,7 @@ impl Lowering {
             synchronized: false,
             open_sizes: false,
             fed_constants: vec![],
-            counters: Counters::default(),
+            calls: CallState::default(),
         }
     }
 
@@ -162,8 +165,19 @@ impl Lowering {
 
     /// A random stream that nothing else uses.
     pub(crate) fn stream(&mut self) -> u32 {
-        self.counters.streams += 1;
-        self.counters.streams
+        self.calls.streams += 1;
+        self.calls.streams
+    }
+
+    /// Changes the mask of a value for all later calls.
+    pub(crate) fn set_mask(&mut self, value: NodeId, mask: Option<NodeId>) {
+        self.calls.masks.insert(value, mask);
+    }
+
+    /// A value with the mask that it has now.
+    pub(crate) fn with_present_mask(&self, operand: Operand) -> Operand {
+        let mask = self.calls.masks.get(&operand.node).copied().unwrap_or(operand.mask);
+        Operand { mask, ..operand }
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
@@ -243,8 +257,8 @@ impl LayerContext<'_> {
 
     /// The same without the penalty.
     pub(super) fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
-        self.lowering.counters.calls += 1;
-        if self.lowering.counters.calls > MAX_CALLS {
+        self.lowering.calls.calls += 1;
+        if self.lowering.calls.calls > MAX_CALLS {
             let expected = format!("a model of at most {MAX_CALLS} calls");
             return Err(self.argument("calls", &expected, "more"));
         }
@@ -257,7 +271,18 @@ impl LayerContext<'_> {
             MaskRule::Pass => self.mask(0),
         };
         let masks = masks.unwrap_or_else(|| vec![passed; nodes.len()]);
+        for (node, mask) in nodes.iter().zip(&masks) {
+            // A layer that returns its input may give it a mask again.
+            if let (Some(present), Some(_)) = (self.lowering.calls.masks.get_mut(node), mask) {
+                *present = *mask;
+            }
+        }
         Ok(nodes.into_iter().zip(masks).map(|(node, mask)| Operand { node, mask }).collect())
+    }
+
+    /// Removes the mask of a value for all later calls, as Keras' `MultiHeadAttention` does with its inputs.
+    pub(crate) fn remove_mask(&mut self, value: NodeId) {
+        self.lowering.set_mask(value, None);
     }
 
     /// Returns the arguments of the call.
@@ -346,9 +371,9 @@ impl LayerContext<'_> {
         &mut self.lowering.graph
     }
 
-    /// Returns the graph so far.
-    pub(crate) fn graph_ref(&self) -> &Graph {
-        &self.lowering.graph
+    /// Returns the lowering of the model.
+    pub(crate) fn lowering(&mut self) -> &mut Lowering {
+        self.lowering
     }
 
     /// Returns the layer's name in this model.
