@@ -150,6 +150,42 @@ def region_cases():
             yield f"{short}_{name}", loss, options | {"axis": axis}, (3, 4, 2), binary_targets, unit
 
 
+def large_labels(rng, shape):
+    """Labels that are no numbers of outputs, some below zero."""
+    return rng.integers(-1, 3, shape[:-1]).astype("int32") * 100
+
+
+def single_label(rng, shape):
+    return np.full(shape[:-1], 7, "int32")
+
+
+def different_labels(rng, shape):
+    return np.arange(shape[0], dtype="int32")
+
+
+def vectors(rng, shape):
+    x = normal(rng, *shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def short_vectors(rng, shape):
+    """Vectors shorter than 1: the distance to itself is not zero, where the derivative would depend on rounding."""
+    return vectors(rng, shape) * np.float32(0.9)
+
+
+def pair_cases():
+    # Some samples have no other of their class.
+    soft = {"gamma": 4.0}
+    yield "circle", K.Circle, {}, (9, 4), large_labels, vectors
+    yield "circle_soft", K.Circle, soft, (9, 4), large_labels, vectors
+    yield "circle_column", K.Circle, soft, (6, 3), lambda rng, shape: large_labels(rng, shape)[:, None], vectors
+    yield "circle_margin", K.Circle, soft | {"margin": 0.25}, (9, 4), large_labels, vectors
+    yield "circle_diagonal", K.Circle, soft | {"remove_diagonal": False}, (9, 4), large_labels, short_vectors
+    yield "circle_one_class", K.Circle, soft, (4, 3), single_label, vectors
+    yield "circle_all_different", K.Circle, soft, (4, 3), different_labels, vectors
+    yield "circle_one_sample", K.Circle, soft, (1, 3), single_label, vectors
+
+
 def other_cases():
     for short, loss in (("mse", K.MeanSquaredError), ("mae", K.MeanAbsoluteError), ("huber", K.Huber)):
         for rank, shape in (("2d", SHAPE_2D), ("3d", SHAPE_3D)):
@@ -176,7 +212,7 @@ def other_cases():
     yield "generalized_ce_q", K.CategoricalGeneralizedCrossEntropy, {"q": 0.8}, SHAPE_2D, integer_targets, probabilities
 
 
-REDUCED = {"sparse_ce_ignore_2d", "sparse_ce_2d", "sparse_ce_logits_3d", "categorical_ce_2d", "binary_ce_2d", "mse_2d", "mse_3d", "huber_2d"}
+REDUCED = {"sparse_ce_ignore_2d", "sparse_ce_2d", "sparse_ce_logits_3d", "categorical_ce_2d", "binary_ce_2d", "mse_2d", "mse_3d", "huber_2d", "circle_soft"}
 
 
 def sums_over_batch(loss):
@@ -202,7 +238,7 @@ def add_case(fixture, name, loss, options, y_true, y_pred, weight):
 
 def make():
     fixture = Fixture("losses")
-    groups = (crossentropy_cases(), other_cases(), axis_and_ignored_cases(), focal_cases(), region_cases())
+    groups = (crossentropy_cases(), other_cases(), axis_and_ignored_cases(), focal_cases(), region_cases(), pair_cases())
     for name, cls, kwargs, shape, target, prediction in itertools.chain(*groups):
         rng = rng_for(name)
         y_true, y_pred = target(rng, shape), prediction(rng, shape)

@@ -94,6 +94,21 @@ pub struct Graph {
     /// The scopes whose results stay 32-bit floats in mixed precision.
     wide: Vec<u32>,
     current: u32,
+    max_batch: MaxBatch,
+}
+
+/// The largest batch that a graph is built for.
+#[derive(Clone, Copy, Debug)]
+struct MaxBatch {
+    rows: usize,
+    /// Whether a shape depends on it.
+    used: bool,
+}
+
+impl Default for MaxBatch {
+    fn default() -> MaxBatch {
+        MaxBatch { rows: 1, used: false }
+    }
 }
 
 impl Graph {
@@ -111,7 +126,24 @@ impl Graph {
             scopes: other.scopes.clone(),
             wide: other.wide.clone(),
             current: 0,
+            max_batch: other.max_batch,
         }
+    }
+
+    /// Sets the largest global batch that the graph is built for; 1 by default.
+    pub fn set_max_batch(&mut self, rows: usize) {
+        self.max_batch.rows = rows.max(1);
+    }
+
+    /// The largest global batch, for a shape that depends on it. The graph then serves no larger one.
+    pub fn max_batch(&mut self) -> usize {
+        self.max_batch.used = true;
+        self.max_batch.rows
+    }
+
+    /// The largest global batch, if a shape depends on it.
+    pub fn batch_limit(&self) -> Option<usize> {
+        self.max_batch.used.then_some(self.max_batch.rows)
     }
 
     /// Sets the layer that subsequent nodes belong to and returns the previous one.

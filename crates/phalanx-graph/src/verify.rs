@@ -6,7 +6,7 @@
 //! can pass addresses to kernels without repeating them.
 
 use crate::error::{GraphError, Result};
-use crate::graph::{ParamId, ParamSpec};
+use crate::graph::{Graph, ParamId, ParamSpec};
 use crate::loss_scale::STATE;
 use crate::lower::{needs_own_buffer, reads_strided, writes_strided};
 use crate::ops::{Access, Epilogue, Op};
@@ -28,6 +28,17 @@ pub(crate) fn check_options(options: &Options) -> Result<()> {
     };
     let received = format!("{} device(s) of {} worker(s)", mesh.devices, mesh.workers);
     Err(GraphError::mismatch("mesh", expected, received))
+}
+
+/// Fails if the graph is built for a smaller batch.
+pub(crate) fn check_batch(graph: &Graph, max_batch: usize) -> Result<()> {
+    match graph.batch_limit() {
+        Some(rows) if rows < max_batch => {
+            let expected = format!("at most {rows}, for which the step is built");
+            Err(GraphError::mismatch("batch", expected, max_batch.to_string()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Fails if running the program would access memory out of bounds.

@@ -185,6 +185,10 @@ fn cases_without_derivatives() -> Vec<Case> {
             let integers = b.push(Op::Cast { dtype: DType::I32 }, &[x]);
             b.push(Op::Cast { dtype: DType::F32 }, &[integers])
         }),
+        case("row_index", |b| {
+            let index = b.push(Op::RowIndex, &[]);
+            b.push(Op::Cast { dtype: DType::F32 }, &[index])
+        }),
         case("uniform", |b| b.push(Op::Uniform { key: 4, dims: vec![2, 3] }, &[])),
         case("positions of extremes", |b| {
             let (x, w) = (b.rows(&[3, 4]), b.param(&[3, 4]));

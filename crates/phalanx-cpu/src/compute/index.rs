@@ -64,6 +64,11 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let (count, wide) = (ctx.elements(x[0]), doubles(ctx.scratch()));
             index::threshold_counts(*n, count, operands, ctx.slice_mut(y), wide);
         },
+        Op::RowIndex => {
+            // SAFETY: see above; the result is the only value.
+            let out = unsafe { std::slice::from_raw_parts_mut(ctx.i32(y), ctx.elements(y)) };
+            out.iter_mut().zip(ctx.rows.start..).for_each(|(y, row)| *y = row as i32);
+        }
         _ => unreachable!("{} is of another family", op.name()),
     }
 }

@@ -163,7 +163,8 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::ArgMax
         | Op::ArgSort
         | Op::InTopK { .. }
-        | Op::ThresholdCounts { .. } => index::compute(ctx, op, x, y),
+        | Op::ThresholdCounts { .. }
+        | Op::RowIndex => index::compute(ctx, op, x, y),
         Op::Dropout { .. } | Op::Uniform { .. } => random::compute(ctx, op, x, y),
         Op::Moments
         | Op::BatchStats { .. }

@@ -33,6 +33,12 @@ pub(super) fn gather_grad(index: &Value, dy: &Value, dims: Vec<usize>) -> Value 
     table
 }
 
+/// The number of each row.
+pub(super) fn row_index(dims: Vec<usize>) -> Value {
+    let rows = dims[0];
+    Value::int(dims, (0..rows as i32).collect())
+}
+
 /// 1 at the index; all zeros for an index out of range.
 pub(super) fn one_hot(depth: usize, index: &Value, dims: Vec<usize>) -> Value {
     let mut out = Value::fill(dims, 0.0);

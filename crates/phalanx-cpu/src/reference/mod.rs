@@ -148,6 +148,7 @@ fn evaluate_node(
         Op::ThresholdCounts { n } => index::threshold_counts(*n, x, dims),
         Op::Dropout { rate, key, noise } => random::dropout(rate.get(), *key, noise, x[0], ctx),
         Op::Uniform { key, .. } => random::uniform(*key, dims, ctx),
+        Op::RowIndex => index::row_index(dims),
         Op::Moments => norm::moments(x[0], dims),
         Op::BatchStats { positions, .. } => norm::batch_stats(ctx.rows * positions, x[0]),
         Op::BatchNorm(attrs) => norm::batch_norm(attrs, x),

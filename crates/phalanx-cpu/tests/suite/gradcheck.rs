@@ -262,7 +262,7 @@ op_table! {
     Op::SparseXent => "sparse_xent", Smooth;
     Op::SparseXentGrad => "sparse_xent_grad", Refused;
     Op::Gather => "gather", Smooth;
-    Op::GatherGrad { .. } => "gather_grad", Refused;
+    Op::GatherGrad { .. } => "gather_grad", Smooth;
     Op::Take(_) => "take", Smooth;
     Op::TakeGrad { .. } => "take_grad", Refused;
     Op::Cumulative { product: false, .. } => "cumulative_sum", Smooth;
@@ -274,6 +274,7 @@ op_table! {
     Op::ThresholdCounts { .. } => "threshold_counts", Flat;
     Op::Dropout { .. } => "dropout", Smooth;
     Op::Uniform { .. } => "uniform", Leaf;
+    Op::RowIndex => "row_index", Leaf;
     Op::Moments => "moments", Flat;
     Op::BatchStats { .. } => "batch_stats", Flat;
     Op::BatchNorm(_) => "batch_norm", Smooth;
@@ -355,7 +356,9 @@ fn check_entry(g: &Graph, id: NodeId) {
     let mut g = g.clone();
     // The cotangent of a sum over rows is reduced.
     let dy = match node.op {
-        Op::SumRows => g.push(Op::AllReduce { scope: Scope::All }, &[id]).expect("a partial sum"),
+        Op::SumRows | Op::GatherGrad { .. } => {
+            g.push(Op::AllReduce { scope: Scope::All }, &[id]).expect("a partial sum")
+        }
         _ => id,
     };
     let b = Backward { inputs: &node.inputs, y: id, dy, wanted: &wanted };

@@ -132,6 +132,11 @@ __global__ void gather_grad(const int* index, const X* dy, float* table, u32* co
     }
 }
 
+// The index of each row in the global batch.
+__global__ void row_index(int* y, i64 n, i64 first_row) {
+    EACH(i, n) y[i] = (int)(first_row + i);
+}
+
 // 1 at the index, 0 elsewhere.
 template <typename Y, typename I>
 __global__ void one_hot(const int* index, Y* y, i64 n, i64 depth) {

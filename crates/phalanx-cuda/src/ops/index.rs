@@ -99,6 +99,15 @@ pub(crate) fn arg_sort(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<
     vec![Launch::over(FILE, name, y.len).arg(x.ptr).arg(y.ptr).arg(y.len).arg(x.last())]
 }
 
+/// The index of each row in the global batch.
+pub(crate) fn row_index(cx: &mut LowerCtx<'_>, y: ValueId) -> Vec<Launch> {
+    let y = cx.operand(y);
+    if y.len == 0 {
+        return vec![];
+    }
+    vec![Launch::over(FILE, "row_index", y.len).arg(y.ptr).arg(y.len).arg(cx.first_row)]
+}
+
 /// 1 at the index, 0 elsewhere, along a new last axis.
 pub(crate) fn one_hot(
     cx: &mut LowerCtx<'_>,

@@ -68,6 +68,7 @@ pub(crate) fn compute(
         Op::ThresholdCounts { n } => index::threshold_counts(cx, *n, x, y),
         Op::Dropout { rate, key, noise } => random::dropout(cx, rate.get(), *key, noise, x, y),
         Op::Uniform { key, .. } => random::uniform(cx, *key, y),
+        Op::RowIndex => index::row_index(cx, y),
         Op::LayerNorm(attrs) => layer_norm::layer_norm(cx, attrs, x, y),
         Op::LayerNormGrad(attrs) => layer_norm::layer_norm_grad(cx, attrs, x, y),
         Op::Recurrent(attrs) => recurrent::recurrent(cx, attrs, x, y),

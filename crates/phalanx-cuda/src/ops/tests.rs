@@ -306,6 +306,8 @@ fn random_numbers() {
     for dims in [&[203][..], &[4, 5, 32], &[]] {
         Case::new(Op::Uniform { key: 5, dims: dims.to_vec() }, 3).check(0.0);
     }
+    Case::new(Op::RowIndex, 300).check(0.0);
+    Case::new(Op::RowIndex, 3).starting_at(1000).check(0.0);
     for (dims, noise) in [
         (&[203][..], &[203][..]),
         (&[4, 5, 32], &[4, 5, 32]),

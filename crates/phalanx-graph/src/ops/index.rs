@@ -90,3 +90,9 @@ pub fn gather_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let d = g.push(Op::GatherGrad { vocab }, &[b.inputs[1], b.dy])?;
     Ok(vec![Some(d), None])
 }
+
+/// A row of the table adds up the vectors of its uses, so each of them has that row's derivative.
+pub fn gather_grad_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let d = g.push(Op::Gather, &[b.dy, b.inputs[0]])?;
+    Ok(vec![None, Some(d)])
+}

@@ -192,6 +192,8 @@ pub enum Op {
     Dropout { rate: Real, key: u32, noise: Vec<usize> },
     /// Uniform random rows in `[0, 1)`, a function of (seed, step, global row, `key`).
     Uniform { key: u32, dims: Vec<usize> },
+    /// The index of each sample in the global batch.
+    RowIndex,
 
     /// Sum and sum of squares of every channel, `[2, c]`.
     Moments,

@@ -58,6 +58,7 @@ impl Op {
             Op::ThresholdCounts { .. } => "threshold_counts",
             Op::Dropout { .. } => "dropout",
             Op::Uniform { .. } => "uniform",
+            Op::RowIndex => "row_index",
             Op::Moments => "moments",
             Op::BatchStats { .. } => "batch_stats",
             Op::BatchNorm(_) => "batch_norm",

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::{GraphError, Result};
 use crate::graph::Graph;
-use crate::types::Type;
+use crate::types::{DType, Space, Type};
 
 impl Op {
     /// Infers the type of the result. Fails if the operands do not match or the result is too large.
@@ -90,6 +90,7 @@ impl Op {
             Op::ThresholdCounts { n } => index::infer_threshold_counts(*n, x),
             Op::Dropout { noise, .. } => random::infer_dropout(noise, x[0]),
             Op::Uniform { dims, .. } => random::infer_uniform(dims),
+            Op::RowIndex => Ok(Type::new(DType::I32, Space::Rows, [])),
             Op::Moments => norm::infer_moments(x[0]),
             Op::BatchStats { scope, .. } => norm::infer_stats(*scope, x[0]),
             Op::BatchNorm(_) => norm::infer_batch_norm(x),
@@ -107,9 +108,11 @@ impl Op {
     /// Appends the derivative. The rule of each op is next to its definition.
     pub fn derivative(&self, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
         match self {
-            Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } | Op::Uniform { .. } => {
-                Ok(vec![])
-            }
+            Op::Feed { .. }
+            | Op::Param { .. }
+            | Op::Const { .. }
+            | Op::Uniform { .. }
+            | Op::RowIndex => Ok(vec![]),
             Op::Unary(u) => elementwise::unary_derivative(*u, g, b),
             Op::Binary(op) => elementwise::binary_derivative(*op, g, b),
             Op::Select => elementwise::select_derivative(g, b),
@@ -135,6 +138,7 @@ impl Op {
             Op::LogSoftmax => softmax::log_softmax_derivative(g, b),
             Op::SparseXent => softmax::sparse_xent_derivative(g, b),
             Op::Gather => index::gather_derivative(g, b),
+            Op::GatherGrad { .. } => index::gather_grad_derivative(g, b),
             Op::Take(at) => take::derivative(*at, g, b),
             Op::Cumulative { axis, product, reverse } => {
                 cumulative::derivative(*axis, *product, *reverse, g, b)
@@ -161,7 +165,6 @@ impl Op {
             | Op::ConvGradKernel(_)
             | Op::PoolGrad(..)
             | Op::SparseXentGrad
-            | Op::GatherGrad { .. }
             | Op::TakeGrad { .. }
             | Op::BatchNormGradSums(_)
             | Op::BatchNormGradInput(_)
@@ -176,7 +179,11 @@ impl Op {
     /// Number of operands; `None` if any number above zero is valid.
     fn arity(&self) -> Option<usize> {
         Some(match self {
-            Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } | Op::Uniform { .. } => 0,
+            Op::Feed { .. }
+            | Op::Param { .. }
+            | Op::Const { .. }
+            | Op::Uniform { .. }
+            | Op::RowIndex => 0,
             Op::Concat { .. } => return None,
             Op::Fused(tape) => tape.inputs.len(),
             Op::Dot(e) | Op::Conv(_, e) => 2 + usize::from(e.bias),

@@ -134,6 +134,7 @@ impl Program {
     pub fn compile(mut step: Step, options: Options) -> Result<Program> {
         verify::check_options(&options)?;
         step.verify("compile")?;
+        verify::check_batch(&step.graph, options.max_batch)?;
         if step.update.is_none() {
             // Without an optimizer gradients are unused, and executors allocate no memory for them.
             step.gradients.clear();

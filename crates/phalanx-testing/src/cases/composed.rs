@@ -2,9 +2,10 @@
 
 use super::table::{Operand, on_both};
 use super::{Build, Case, case};
+use phalanx_graph::functions::batch::{all_rows, rows_at, shuffled_index};
 use phalanx_graph::functions::index::{min_axes, prod_axes, sort, take, top_k};
 use phalanx_graph::functions::math;
-use phalanx_graph::ops::{TakeAxis, Unary};
+use phalanx_graph::ops::{Epilogue, TakeAxis, Unary};
 use phalanx_graph::{DType, Graph, NodeId, Op, Scope};
 
 /// Rows and parameters at the positions of rows and of mirrored values, of which some count from the end.
@@ -154,7 +155,10 @@ pub fn function_cases() -> Vec<Case> {
     FUNCTIONS.into_iter().map(one).chain(FUNCTIONS_OF_TWO.into_iter().map(two)).collect()
 }
 
-/// Sums over the batch inside a model.
+/// The largest batch that the tests run these cases with.
+const MAX_BATCH: usize = 8;
+
+/// Sums over the batch inside a model, and values of all its samples.
 pub fn batch_sum_cases() -> Vec<Case> {
     let mut cases = vec![];
     for scope in [Scope::Device, Scope::All] {
@@ -167,5 +171,26 @@ pub fn batch_sum_cases() -> Vec<Case> {
             b.g.mul(x, root).expect("fits")
         }));
     }
+    cases.push(case("all rows", |b| {
+        b.g.set_max_batch(MAX_BATCH);
+        let x = b.rows(&[2, 3]);
+        all_rows(&mut b.g, x).expect("fits")
+    }));
+    cases.push(case("products of all pairs", |b| {
+        b.g.set_max_batch(MAX_BATCH);
+        let (x, w) = (b.rows(&[3]), b.param(&[3]));
+        let y = b.g.mul(x, w).expect("fits");
+        let others = all_rows(&mut b.g, y).expect("fits");
+        let others = b.push(Op::Transpose { perm: vec![1, 0] }, &[others]);
+        b.push(Op::Dot(Epilogue::default()), &[y, others])
+    }));
+    cases.push(case("rows in a random order", |b| {
+        b.g.set_max_batch(MAX_BATCH);
+        let x = b.rows(&[2, 3]);
+        let keys = b.push(Op::Uniform { key: 6, dims: vec![1] }, &[]);
+        let index = shuffled_index(&mut b.g, keys).expect("fits");
+        let y = rows_at(&mut b.g, x, index).expect("fits");
+        b.g.mul(x, y).expect("fits")
+    }));
     cases
 }

@@ -6,6 +6,7 @@
 mod axis;
 mod binary_crossentropy;
 mod categorical_crossentropy;
+mod circle;
 mod cosine_similarity;
 mod ctc;
 mod focal;
@@ -68,6 +69,7 @@ registry! {
         CategoricalGeneralizedCrossEntropy aliases ["categorical_generalized_cross_entropy"],
     }
     ctc { CTC aliases ["ctc"] }
+    circle { Circle aliases ["circle"] }
     overlap { Dice aliases ["dice"], Tversky aliases ["tversky"] }
 }
 
@@ -161,6 +163,11 @@ pub trait Loss: Debug + Send + Sync {
     /// The class whose labels do not count, if any. It need not be one of the predicted classes.
     fn ignored_class(&self) -> Option<i64> {
         None
+    }
+
+    /// Which of the values count in a mean: 1 for those that do, 0 for the others, which are zero. `None` if all count.
+    fn value_mask(&self, _: &mut Graph, _values: NodeId) -> Result<Option<NodeId>> {
+        Ok(None)
     }
 
     /// Whether rows of targets may be shorter than the loss takes them, followed by zeros.

@@ -54,13 +54,9 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     for (i, loss) in objective.losses.iter().enumerate() {
         let scale_feed = g.add_feed(&format!("loss_scale_{i}"), Type::mirrored([]));
         let scale = g.feed(scale_feed);
-        let mut values = loss.call(g, targets[i], l.outputs[i].node)?;
-        let mut share = None;
-        if let Some(mask) = l.outputs[i].mask {
-            let mask = positions(g, mask, values)?;
-            values = g.mul(values, mask)?;
-            share = valid_share(g, loss.as_ref(), mask, ones)?;
-        }
+        let values = loss.call(g, targets[i], l.outputs[i].node)?;
+        let mask = l.outputs[i].mask;
+        let (values, share) = counted_values(g, loss.as_ref(), values, mask, [ones, weight])?;
         let mut sample = loss.reduction().per_sample(g, values)?;
         if let Some(share) = share {
             sample = g.mul(sample, share)?;
@@ -114,8 +110,32 @@ fn added_loss(g: &mut Graph, term: NodeId, ones: NodeId) -> Result<(NodeId, (Nod
     Ok((g.div(total, rows)?, (of_sample, coefficient)))
 }
 
+/// Zeroes the loss values that do not count, because of the mask of the output or of the loss itself. Returns them with
+/// the factor of [`valid_share`], if any.
+pub(crate) fn counted_values(
+    g: &mut Graph,
+    loss: &dyn Loss,
+    mut values: NodeId,
+    mask: Option<NodeId>,
+    [ones, weight]: [NodeId; 2],
+) -> Result<(NodeId, Option<NodeId>)> {
+    let mut masks = vec![];
+    if let Some(mask) = mask {
+        masks.push(positions(g, mask, values)?);
+    }
+    masks.extend(loss.value_mask(g, values)?);
+    let mask = match masks[..] {
+        [] => return Ok((values, None)),
+        [mask] => mask,
+        [mask, own, ..] => g.mul(mask, own)?,
+    };
+    values = g.mul(values, mask)?;
+    let share = valid_share(g, loss, mask, [ones, weight])?;
+    Ok((values, share))
+}
+
 /// Gives a mask as many axes as `values`, so that it broadcasts over the last ones.
-pub(crate) fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
+fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
     let mut dims = g.ty(mask).dims.clone();
     let rank = g.ty(values).dims.len();
     if dims.len() > rank {
@@ -129,26 +149,30 @@ pub(crate) fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<N
 }
 
 /// The factor that turns a mean over all positions of the batch into a mean over the valid ones: the number of positions
-/// over the number of valid ones, 0 if none is valid. A sum needs none.
-pub(crate) fn valid_share(
+/// over the number of valid ones, 0 if none is valid. A sum needs none. Samples count with their weights if the mean does.
+fn valid_share(
     g: &mut Graph,
     loss: &dyn Loss,
     mask: NodeId,
-    ones: NodeId,
+    [ones, weight]: [NodeId; 2],
 ) -> Result<Option<NodeId>> {
-    match loss.reduction() {
-        Reduction::SumOverBatchSize => {}
+    let positions = g.ty(mask).len();
+    let mut valid = g.mean_row(mask)?;
+    valid = g.scale(valid, positions as f64)?;
+    let all = match loss.reduction() {
+        Reduction::SumOverBatchSize => ones,
         Reduction::Sum => return Ok(None),
+        Reduction::MeanWithSampleWeight if positions == 1 => {
+            valid = g.mul(valid, weight)?;
+            weight
+        }
         Reduction::MeanWithSampleWeight => {
             let owner = format!("loss '{}'", loss.name());
             let expected = "sum_over_batch_size or sum for an output with a mask";
             return Err(Error::argument(owner, "reduction", expected, "mean_with_sample_weight"));
         }
-    }
-    let positions = g.ty(mask).len();
-    let valid = g.mean_row(mask)?;
-    let valid = g.scale(valid, positions as f64)?;
-    let mut counts = [valid, ones];
+    };
+    let mut counts = [valid, all];
     for count in &mut counts {
         let partial = g.push(Op::SumRows, &[*count])?;
         *count = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;

@@ -216,13 +216,9 @@ impl<'a> StepContext<'a> {
         self.check_labels(target, prediction, loss.ignored_class());
         let (ones, weight) = (self.values.ones, self.values.sample_weight);
         let g = &mut self.low.graph;
-        let mut values = loss.call(g, target, prediction)?;
-        let mut share = None;
-        if let Some(mask) = self.masks.get(&prediction) {
-            let mask = steps::positions(g, *mask, values)?;
-            values = g.mul(values, mask)?;
-            share = steps::valid_share(g, loss, mask, ones)?;
-        }
+        let values = loss.call(g, target, prediction)?;
+        let mask = self.masks.get(&prediction).copied();
+        let (values, share) = steps::counted_values(g, loss, values, mask, [ones, weight])?;
         let mut sample = loss.reduction().per_sample(g, values)?;
         if let Some(share) = share {
             sample = g.mul(sample, share)?;

@@ -172,9 +172,10 @@ impl CustomStep {
         &self,
         kind: StepKind,
         main: Option<&dyn Optimizer>,
-        synchronized: bool,
+        (synchronized, max_batch): (bool, usize),
     ) -> Result<BuiltCustomStep> {
         let mut cx = StepContext::new(self, main, kind, synchronized)?;
+        cx.graph().set_max_batch(max_batch);
         (self.body)(&mut cx)?;
         let (mut low, mut recorded) = cx.finish()?;
         let losses = recorded.phases.iter().map(|phase| &phase.fetch.name);

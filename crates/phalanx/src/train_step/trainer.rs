@@ -171,7 +171,7 @@ impl TrainStep {
             losses: vec![],
         };
         let synchronized = self.strategy.local().is_deterministic();
-        let built = custom.build(StepKind::Train, None, synchronized)?;
+        let built = custom.build(StepKind::Train, None, (synchronized, 1))?;
         custom.updates.clone_from(&built.recorded.updates);
         custom.losses =
             built.recorded.phases.iter().map(|phase| phase.fetch.name.clone()).collect();

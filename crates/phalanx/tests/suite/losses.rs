@@ -7,8 +7,8 @@ use phalanx::losses::{
     SparseCategoricalCrossentropy,
 };
 use phalanx::prelude::{Compile, Dense, Initializer, Input, MirroredStrategy, SGD, Sequential};
-use phalanx_graph::ops::Unary;
-use phalanx_graph::{DType, Graph, NodeId, Op, Space, Tensor, Type, autodiff};
+use phalanx_graph::ops::{Binary, Unary};
+use phalanx_graph::{DType, Graph, NodeId, Op, Scope, Space, Tensor, Type, autodiff};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -52,6 +52,7 @@ fn check(case: &Case<'_>) {
     let y_true = case.tensor("y_true").clone().reshape(dims).expect("targets that fit");
 
     let mut g = Graph::new();
+    g.set_max_batch(rows);
     let t = g.add_feed("y_true", target);
     let p = g.add_feed("y_pred", row_type(y_pred));
     let (t, p) = (g.feed(t), g.feed(p));
@@ -65,6 +66,24 @@ fn check(case: &Case<'_>) {
     let mut scaled = g.scale(per_sample, 1.0 / divisor).unwrap();
     let row_weight = g.mean_row(weight).unwrap();
     if let Some(factor) = loss.ignored_factor(&mut g, t, row_weight).expect(case.name) {
+        scaled = g.mul(scaled, factor).unwrap();
+    }
+    if let Some(mask) = loss.value_mask(&mut g, values).expect(case.name)
+        && loss.reduction() != Reduction::Sum
+    {
+        let counts = match loss.reduction() {
+            Reduction::MeanWithSampleWeight => weight,
+            _ => g.binary(Binary::Eq, weight, weight).unwrap(),
+        };
+        let valid = g.mul(counts, mask).unwrap();
+        let [all, valid] = [counts, valid].map(|x| {
+            let partial = g.push(Op::SumRows, &[x]).unwrap();
+            g.push(Op::AllReduce { scope: Scope::All }, &[partial]).unwrap()
+        });
+        let one = g.scalar(1.0);
+        let divisor = g.binary(Binary::Max, valid, one).unwrap();
+        let divisor = g.select(valid, valid, divisor).unwrap();
+        let factor = g.div(all, divisor).unwrap();
         scaled = g.mul(scaled, factor).unwrap();
     }
     let total = g.push(Op::SumRows, &[scaled]).unwrap();

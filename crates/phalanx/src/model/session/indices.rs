@@ -52,6 +52,9 @@ impl Lookup {
                 | Op::Transpose { .. }
                 | Op::Broadcast { .. }
                 | Op::Concat { .. } => stack.extend(&node.inputs),
+                Op::Take(_) => stack.push(node.inputs[0]),
+                // Positions within a table of all samples.
+                Op::RowIndex | Op::ArgSort => {}
                 _ => self.computed = true,
             }
         }

@@ -121,10 +121,11 @@ fn lower(
     def: &Definition,
     shapes: &[Vec<usize>],
     training: bool,
-    synchronized: bool,
+    (synchronized, max_batch): (bool, usize),
     optimizer: &dyn Optimizer,
 ) -> Result<Lowered> {
     let mut low = Lowering::new(training);
+    low.graph.set_max_batch(max_batch);
     low.synchronized = synchronized;
     low.mixed = def.dtype_policy() != Policy::Float32;
     low.open_sizes = def.is_open();
@@ -145,7 +146,7 @@ impl Session {
         let (inputs, synchronized) =
             (model.def.example_shapes(), strategy.local().is_deterministic());
         let compiled = !losses.is_empty();
-        let mut lowered = lower(&model.def, &inputs, compiled, synchronized, &*optimizer)?;
+        let mut lowered = lower(&model.def, &inputs, compiled, (synchronized, 1), &*optimizer)?;
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
@@ -315,16 +316,18 @@ impl Session {
         Some(Accumulation { every, last: false, by_rows: false })
     }
 
-    fn build(&self, ShapedStep { kind, shape }: ShapedStep) -> Result<BuiltStep> {
+    /// Builds a step for batches of up to `max_batch` samples.
+    fn build(&self, ShapedStep { kind, shape }: ShapedStep, max_batch: usize) -> Result<BuiltStep> {
+        let mesh = (self.mesh().fixed, max_batch);
         if let Some(custom) = &self.objective.custom {
             let main = Some(&*self.objective.optimizer);
-            let step = custom.build(kind, main, self.mesh().fixed)?.step;
+            let step = custom.build(kind, main, mesh)?.step;
             return Ok(BuiltStep { step, constants: vec![] });
         }
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
         let optimizer = &*self.objective.optimizer;
         let inputs = &self.shapes.get(shape).inputs;
-        let lowered = lower(&self.def, inputs, training, self.mesh().fixed, optimizer)?;
+        let lowered = lower(&self.def, inputs, training, mesh, optimizer)?;
         self.finish_step(kind, lowered)
     }
 
@@ -358,13 +361,14 @@ impl Session {
         backend: &dyn Backend,
     ) -> Result<Program> {
         let options = backend.options(mesh, self.placement.policy, batch);
-        self.shapes.get(step.shape).steps.compile(step.kind, options, || self.build(step))
+        let build = |max_batch| self.build(step, max_batch);
+        self.shapes.get(step.shape).steps.compile(step.kind, options, build)
     }
 
     /// The program of a step for a batch of this size, as it would run.
     pub(crate) fn program(&self, step: ShapedStep, max_batch: usize) -> Result<Arc<Program>> {
         let (steps, options) = (&self.shapes.get(step.shape).steps, self.options(max_batch));
-        steps.program(step.kind, options, || self.build(step))
+        steps.program(step.kind, options, |max_batch| self.build(step, max_batch))
     }
 
     /// The loaded program of a step for batches of this size, if there is one.

@@ -49,12 +49,12 @@ impl StepCache {
         self.steps[kind as usize].get().map_or(&[], |built| &built.constants)
     }
 
-    /// The program of a step. `build` builds the step if this is its first use.
+    /// The program of a step. `build` builds the step for a largest batch if this is its first use.
     pub(super) fn program(
         &self,
         kind: StepKind,
         options: Options,
-        build: impl FnOnce() -> Result<BuiltStep>,
+        build: impl Fn(usize) -> Result<BuiltStep>,
     ) -> Result<Arc<Program>> {
         let known = |(k, o, _): &&(StepKind, Options, _)| *k == kind && *o == options;
         if let Some((.., program)) = self.programs.borrow().iter().find(known) {
@@ -74,17 +74,22 @@ impl StepCache {
         &self,
         kind: StepKind,
         options: Options,
-        build: impl FnOnce() -> Result<BuiltStep>,
+        build: impl Fn(usize) -> Result<BuiltStep>,
     ) -> Result<Program> {
         let cell = &self.steps[kind as usize];
         let built = match cell.get() {
             Some(built) => built,
             None => {
-                let built = build()?;
+                let built = build(options.max_batch)?;
                 cell.get_or_init(|| built)
             }
         };
-        Ok(Program::compile(built.step.clone(), options)?)
+        let step = match built.step.graph.batch_limit() {
+            // Its shapes depend on the largest batch.
+            Some(rows) if rows != options.max_batch => build(options.max_batch)?.step,
+            _ => built.step.clone(),
+        };
+        Ok(Program::compile(step, options)?)
     }
 }
 
@@ -150,7 +155,7 @@ mod tests {
         let cache = StepCache::default();
         let built = std::cell::Cell::new(0);
         let program = |kind, batch| {
-            let build = || {
+            let build = |_| {
                 built.set(built.get() + 1);
                 Ok(BuiltStep { step: Step::new("nothing", Graph::new()), constants: vec![] })
             };

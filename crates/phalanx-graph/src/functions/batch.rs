@@ -1,0 +1,47 @@
+//! Values of all samples of the global batch. Each worker writes its own rows into a table of zeros, and the sum over the
+//! workers has all of them: adding zeros is exact. The table has as many rows as the largest batch, so that the graph
+//! serves no larger one ([`Graph::max_batch`]).
+
+use crate::error::{GraphError, Result};
+use crate::graph::{Graph, NodeId};
+use crate::ops::{Op, TakeAxis};
+use crate::types::{DType, Scope};
+
+/// The values of all samples, `[largest batch, ..]`. Row `i` is sample `i` of the global batch, and zeros follow the last
+/// sample.
+pub fn all_rows(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let ty = g.ty(x).clone();
+    if !ty.is_rows() || ty.dtype != DType::F32 {
+        return Err(GraphError::mismatch("input of all_rows", "float rows", ty.to_string()));
+    }
+    let rows = g.max_batch();
+    let vectors = g.reshape(x, &[ty.len()])?;
+    let index = g.push(Op::RowIndex, &[])?;
+    let partial = g.push(Op::GatherGrad { vocab: rows }, &[index, vectors])?;
+    let table = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
+    g.reshape(table, &[&[rows], &ty.dims[..]].concat())
+}
+
+/// For each sample the index of the sample that takes its place in a random order of the batch. `keys` has one random
+/// number below 1 per sample.
+pub fn shuffled_index(g: &mut Graph, keys: NodeId) -> Result<NodeId> {
+    let key = g.reshape(keys, &[1])?;
+    // Places without a sample come last.
+    let below_zero = g.offset(key, -1.0)?;
+    let table = all_rows(g, below_zero)?;
+    let rows = g.ty(table).dims[0];
+    let table = g.reshape(table, &[rows])?;
+    let order = g.push(Op::ArgSort, &[table])?;
+    let index = g.push(Op::RowIndex, &[])?;
+    g.push(Op::Take(TakeAxis { axis: 0, along: false }), &[order, index])
+}
+
+/// For each sample the value of the sample at an index of the global batch.
+pub fn rows_at(g: &mut Graph, x: NodeId, index: NodeId) -> Result<NodeId> {
+    let dims = g.ty(x).dims.clone();
+    let table = all_rows(g, x)?;
+    let (rows, len) = (g.ty(table).dims[0], g.ty(x).len());
+    let table = g.reshape(table, &[rows, len])?;
+    let found = g.push(Op::Gather, &[table, index])?;
+    g.reshape(found, &dims)
+}
