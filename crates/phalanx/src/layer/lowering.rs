@@ -2,7 +2,9 @@
 
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
+use crate::initializers::Initializer;
 use crate::regularizers::Regularizer;
+use phalanx_graph::functions::batch::{own_rows, row_table};
 use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
@@ -22,6 +24,14 @@ impl From<NodeId> for Operand {
     fn from(node: NodeId) -> Operand {
         Operand { node, mask: None }
     }
+}
+
+/// A state of every sample that outlives the batch.
+pub(crate) struct RowState {
+    /// Its value before the step.
+    pub value: NodeId,
+    param: ParamId,
+    batch: usize,
 }
 
 /// A weight of a model: its graph parameter and the layer that holds its values.
@@ -57,11 +67,20 @@ pub struct Lowering {
     pub mixed: bool,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
-    /// Whether the model is lowered for several sizes of its inputs. Constants, which may depend on them, then are feeds.
-    pub open_sizes: bool,
+    /// What is known about the sizes of its inputs.
+    pub sizes: InputSizes,
     /// The values of the constants that are feeds, in the order of these feeds.
     pub fed_constants: Vec<Vec<f32>>,
     calls: CallState,
+}
+
+/// What is known about the sizes of a model's inputs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InputSizes {
+    /// Whether the model is lowered for several of them. Constants, which may depend on them, then are feeds.
+    pub open: bool,
+    /// The size of every batch, if it is fixed.
+    pub batch: Option<usize>,
 }
 
 /// What the weights are in this pass.
@@ -100,7 +119,7 @@ impl Lowering {
             values: WeightValues::default(),
             mixed: false,
             synchronized: false,
-            open_sizes: false,
+            sizes: InputSizes::default(),
             fed_constants: vec![],
             calls: CallState::default(),
         }
@@ -415,18 +434,10 @@ impl LayerContext<'_> {
             spec.sublayer.clone_from(&self.sublayer);
             spec.trainable &= !self.frozen_sublayer;
         }
-        if spec.dims.contains(&0) {
-            let dims = format!("{:?}", spec.dims);
-            return Err(self.argument(&spec.name, "a shape without zeros", dims));
-        }
-        let len = spec.dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-        if len.is_none_or(|n| n > MAX_ELEMENTS) {
-            let dims = format!("{:?}", spec.dims);
-            return Err(self.argument(&spec.name, "a shape that fits in memory", dims));
-        }
+        self.check_weight_size(&spec.name, &spec.dims)?;
         let existing = self.layer.weights().get(index).cloned();
         if let Some(existing) = existing
-            && self.lowering.open_sizes
+            && self.lowering.sizes.open
             && existing.values.is_none()
             && existing.spec.dims != spec.dims
         {
@@ -436,6 +447,18 @@ impl LayerContext<'_> {
         }
         let declared = self.lowering.declare(self.layer, self.name, index, spec);
         declared.map_err(|(what, expected, received)| self.argument(&what, &expected, received))
+    }
+
+    /// Fails unless a weight of these dimensions can exist.
+    fn check_weight_size(&self, name: &str, dims: &[usize]) -> Result<()> {
+        if dims.contains(&0) {
+            return Err(self.argument(name, "a shape without zeros", format!("{dims:?}")));
+        }
+        let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if len.is_none_or(|n| n > MAX_ELEMENTS) {
+            return Err(self.argument(name, "a shape that fits in memory", format!("{dims:?}")));
+        }
+        Ok(())
     }
 
     /// Returns the parameter of a weight that this layer or sublayer has declared.
@@ -452,7 +475,7 @@ impl LayerContext<'_> {
     pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
         let full_name = format!("{}/{name}", self.name);
-        if self.lowering.open_sizes {
+        if self.lowering.sizes.open {
             let feed = self.lowering.graph.add_feed(&full_name, Type::mirrored(dims));
             self.lowering.fed_constants.push(values);
             return self.lowering.graph.feed(feed);
@@ -466,6 +489,43 @@ impl LayerContext<'_> {
     pub fn assign(&mut self, index: usize, value: NodeId) {
         let param = self.declared_param(index).expect("a layer assigns a weight it has declared");
         self.lowering.assign(param, value);
+    }
+
+    /// Declares a state of every sample that outlives the batch, and returns what the last call left in it; zeros at
+    /// first. Sample `i` of a batch continues sample `i` of the batch before.
+    ///
+    /// # Errors
+    /// If the size of the batches is not fixed.
+    pub(crate) fn state(&mut self, name: &str, dims: &[usize]) -> Result<RowState> {
+        let Some(batch) = self.lowering.sizes.batch else {
+            let expected = "inputs with a fixed batch size (Input::batch_size)";
+            return Err(self.argument("stateful", expected, "an open batch size"));
+        };
+        let separator = if self.sublayer.is_empty() { "" } else { "/" };
+        let name = format!("{}{separator}{name}", self.sublayer);
+        let table = [&[batch], dims].concat();
+        self.check_weight_size(&name, &table)?;
+        let spec = WeightSpec::new(&name, &table, Initializer::Zeros {}).non_trainable();
+        let states = self.layer.states();
+        let known = states.weights().iter().position(|w| w.spec.name == name);
+        let index = known.unwrap_or_else(|| states.weights().len());
+        // Runs keep it under a name that is that of no weight.
+        let owner = format!("@state/{}", self.name);
+        let declared = self.lowering.declare(states, &owner, index, spec);
+        let all = declared
+            .map_err(|(what, expected, received)| self.argument(&what, &expected, received))?;
+        let declared =
+            self.lowering.weights.iter().find(|w| w.layer.same(states) && w.index == index);
+        let param = declared.expect("the state was declared").param;
+        let value = own_rows(self.graph(), all)?;
+        Ok(RowState { value, param, batch })
+    }
+
+    /// Sets a state at the end of the step.
+    pub(crate) fn set_state(&mut self, state: &RowState, value: NodeId) -> Result<()> {
+        let all = row_table(self.graph(), value, state.batch)?;
+        self.lowering.assign(state.param, all);
+        Ok(())
     }
 
     /// Returns a random stream that only this call uses.

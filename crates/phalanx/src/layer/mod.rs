@@ -13,19 +13,20 @@ mod weights;
 pub use arguments::{Argument, Arguments};
 pub use host::{Elements, HostLayer, RowType, VocabularyLayer};
 pub(crate) use host::{host_only, one_input};
-pub use lowering::{LayerContext, Lowering, ModelWeight, Operand};
+pub use lowering::{InputSizes, LayerContext, Lowering, ModelWeight, Operand};
 pub(crate) use weights::WeightStore;
 pub use weights::{Weight, WeightSpec};
 
 use crate::data::{Columns, Samples};
 use crate::error::{Error, Result};
+use crate::registry::Config;
 use crate::regularizers::Regularizer;
 use phalanx_graph::program::Policy;
 use phalanx_graph::{NodeId, ParamId};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use weights::Owner;
 
 /// A layer's config and computation.
@@ -171,6 +172,8 @@ pub struct LayerInstance {
     owner: Mutex<Option<Owner>>,
     /// Incremented whenever the host values change.
     version: AtomicU64,
+    /// The layer that holds the states which outlive a batch, if there are any.
+    states: OnceLock<LayerHandle>,
     /// Why trained values could not be copied to the host before their devices were gone.
     lost: Mutex<Option<String>>,
 }
@@ -278,6 +281,20 @@ impl LayerInstance {
         }
     }
 
+    /// Whether this layer holds the states of another one.
+    pub(crate) fn holds_states(&self) -> bool {
+        self.layer.class_name() == States.class_name()
+    }
+
+    /// Sets the states that outlive a batch to zero. They are an LSTM's or GRU's if it is `stateful`; other layers have
+    /// none.
+    pub fn reset_states(&self) {
+        let Some(states) = self.states.get() else { return };
+        let sizes: Vec<usize> =
+            states.weights().iter().map(|w| w.spec.dims.iter().product()).collect();
+        states.set_values(sizes.into_iter().map(|n| vec![0.0; n]));
+    }
+
     /// Replaces the values of all weights.
     pub(crate) fn set_values(&self, values: impl Iterator<Item = Vec<f32>>) {
         let mut owner = lock(&self.owner);
@@ -287,6 +304,24 @@ impl LayerInstance {
         *owner = None;
         *lock(&self.lost) = None;
         self.version.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The layer that holds the states of another one between batches.
+#[derive(Debug)]
+struct States;
+
+impl Layer for States {
+    fn class_name(&self) -> &'static str {
+        "States"
+    }
+
+    fn config(&self) -> Config {
+        Config::new()
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
+        Err(cx.argument("call", "none", "one"))
     }
 }
 
@@ -306,8 +341,14 @@ impl LayerHandle {
             weights: Mutex::default(),
             owner: Mutex::default(),
             version: AtomicU64::new(0),
+            states: OnceLock::new(),
             lost: Mutex::default(),
         }))
+    }
+
+    /// The layer that holds the states of this layer. They are weights for devices and runs, but not for files.
+    pub(crate) fn states(&self) -> &LayerHandle {
+        self.states.get_or_init(|| LayerHandle::new(Box::new(States), None, false))
     }
 
     /// Returns whether both handles refer to the same layer.

@@ -345,13 +345,14 @@ pub(crate) fn add_penalty(
 pub(crate) fn test(mut l: Lowered, goal: &Objective) -> Result<Step> {
     let (fetches, _) = objective(&mut l, goal)?;
     let mut step = Step::new("test", l.low.graph);
-    step.fetches = fetches;
+    (step.fetches, step.assigns) = (fetches, l.low.assigns);
     Ok(checked("fuse_epilogues", fuse_epilogues(step))?)
 }
 
 /// Builds the prediction step: forward only.
 pub(crate) fn predict(l: Lowered) -> Step {
     let mut step = Step::new("predict", l.low.graph);
+    step.assigns = l.low.assigns;
     step.fetches = l
         .outputs
         .iter()

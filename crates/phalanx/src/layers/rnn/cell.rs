@@ -34,6 +34,9 @@ pub(crate) trait DeclaredCell {
     /// The dimensions of the output of a step.
     fn output(&self) -> Vec<usize>;
 
+    /// The dimensions of the states, for steps like this projected one.
+    fn state_dims(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<Vec<usize>>>;
+
     /// Computes the part of a step that does not depend on the states, for one step or for a whole sequence, whose
     /// steps are the first axis.
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId>;

@@ -375,6 +375,12 @@ impl<const N: usize> DeclaredCell for Declared<'_, N> {
         vec![]
     }
 
+    fn state_dims(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<Vec<usize>>> {
+        // A state has the size of the convolved input; the step itself convolves it again.
+        let [gate, ..] = self.convolved(cx, x, 0)?;
+        Ok(vec![cx.dims(gate); 2])
+    }
+
     fn project(&self, _: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {
         // A convolution takes one step at a time.
         Ok(x)

@@ -55,6 +55,10 @@ impl DeclaredCell for Declared<'_> {
         vec![self.cell.units()]
     }
 
+    fn state_dims(&self, _: &mut LayerContext<'_>, _: NodeId) -> Result<Vec<Vec<usize>>> {
+        Ok(vec![self.output(); 2])
+    }
+
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {
         self.cell.project(cx, x, self.cell.bias)
     }

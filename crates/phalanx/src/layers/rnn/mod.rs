@@ -341,6 +341,15 @@ macro_rules! option_setters {
             self
         }
 
+        /// Whether a batch starts with the states that the last one left, sample by sample. The inputs of the model
+        /// must have a fixed batch size ([`Input::batch_size`](crate::model::Input::batch_size));
+        /// [`Model::reset_states`](crate::model::Model::reset_states) returns to zeros.
+        #[must_use]
+        pub fn stateful(mut self, stateful: bool) -> Self {
+            self.options.stateful = stateful;
+            self
+        }
+
         /// Whether masked steps output zeros instead of the previous output.
         #[must_use]
         pub fn zero_output_for_mask(mut self, zero_output_for_mask: bool) -> Self {

@@ -245,6 +245,11 @@ impl DeclaredCell for Declared<'_> {
         self.cells.last().map(|cell| cell.output()).unwrap_or_default()
     }
 
+    fn state_dims(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<Vec<usize>>> {
+        let dims = self.cells.iter().map(|cell| cell.state_dims(cx, x));
+        Ok(dims.collect::<Result<Vec<_>>>()?.concat())
+    }
+
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {
         self.cells[0].project(cx, x)
     }
