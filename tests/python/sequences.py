@@ -2,6 +2,7 @@
 
 import keras
 import models
+from common import normal
 from keras import layers as L
 from model_cases import words
 
@@ -35,6 +36,45 @@ def mask_given_to_a_nested_model_stays(rng):
     y = L.Add()([x, L.MultiHeadAttention(2, 3)(x, x)])
     body = keras.Sequential([L.Dense(5, activation="relu"), L.Dense(4)])
     return keras.Model(tokens, L.GRU(3)(L.Add()([y, body(y)]))), words(rng, (6, 5))
+
+
+def states(rng, *sizes):
+    """Inputs of these sizes, and data for them."""
+    return [keras.Input((size,)) for size in sizes], [normal(rng, 4, size) for size in sizes]
+
+
+@case
+def lstm_cell_as_layer(rng):
+    inputs, data = states(rng, 3, 4, 4)
+    x, h, c = inputs
+    cell = L.LSTMCell(4, recurrent_activation="hard_sigmoid")
+    y, first = cell(x, [h, c])
+    z, (_, c) = cell(L.Dense(3)(y), states=first)
+    return keras.Model(inputs, [y, z, c]), data
+
+
+@case
+def gru_cells_as_layers(rng):
+    inputs, data = states(rng, 3, 4, 2)
+    x, h, k = inputs
+    y, [h] = L.GRUCell(4)(x, [h])
+    z, k = L.GRUCell(2, reset_after=False)(L.Add()([y, h]), k)
+    return keras.Model(inputs, [z, k]), data
+
+
+@case
+def simple_rnn_cell_as_layer(rng):
+    inputs, data = states(rng, 3, 4)
+    y, _ = L.SimpleRNNCell(4)(*inputs)
+    return keras.Model(inputs, y), data
+
+
+@case
+def stacked_cells_as_layer(rng):
+    inputs, data = states(rng, 3, 4, 4, 2)
+    x, h, c, k = inputs
+    y, ((h, c), k) = L.StackedRNNCells([L.LSTMCell(4), L.GRUCell(2)])(x, [[h, c], k])
+    return keras.Model(inputs, [y, c, k]), data
 
 
 def make(only=()):

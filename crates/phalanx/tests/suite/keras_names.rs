@@ -54,10 +54,6 @@ const REASONS: &[(&str, &str)] = &[
     ("metrics.Mean", "yes, for loops of one's own"),
     ("metrics.Sum", "yes, for loops of one's own"),
     ("optimizers.OptimizerMap", "yes, inside `MultiOptimizer`"),
-    ("layers.LSTMCell", "yes, inside `RNN`"),
-    ("layers.GRUCell", "yes, inside `RNN`"),
-    ("layers.SimpleRNNCell", "yes, inside `RNN`"),
-    ("layers.StackedRNNCells", "yes, inside `RNN`"),
     ("activations.threshold", "Keras cannot call it by name: its arguments have no defaults"),
 ];
 

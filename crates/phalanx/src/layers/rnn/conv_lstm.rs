@@ -212,9 +212,9 @@ struct Declared<'a, const N: usize> {
     streams: [Vec<u32>; 2],
 }
 
-impl<const N: usize> Cell for ConvCell<N> {
-    super::cell_class!("ConvLSTMCell");
+super::cell::cell_layer!(ConvCell<N>, "ConvLSTMCell" where [const N: usize]);
 
+impl<const N: usize> Cell for ConvCell<N> {
     fn states(&self) -> usize {
         2
     }

@@ -32,9 +32,9 @@ struct Declared<'a> {
     reset_after: bool,
 }
 
-impl Cell for GRUCell {
-    super::cell_class!("GRUCell");
+super::cell::cell_layer!(GRUCell, "GRUCell");
 
+impl Cell for GRUCell {
     fn states(&self) -> usize {
         1
     }

@@ -31,9 +31,9 @@ struct Declared<'a> {
     recurrent_activation: &'a ActivationFn,
 }
 
-impl Cell for LSTMCell {
-    super::cell_class!("LSTMCell");
+super::cell::cell_layer!(LSTMCell, "LSTMCell");
 
+impl Cell for LSTMCell {
     fn states(&self) -> usize {
         2
     }

@@ -23,9 +23,9 @@ struct Declared<'a> {
     activation: &'a ActivationFn,
 }
 
-impl Cell for SimpleRNNCell {
-    super::cell_class!("SimpleRNNCell");
+super::cell::cell_layer!(SimpleRNNCell, "SimpleRNNCell");
 
+impl Cell for SimpleRNNCell {
     fn states(&self) -> usize {
         1
     }
