@@ -38,6 +38,17 @@ def mask_given_to_a_nested_model_stays(rng):
     return keras.Model(tokens, L.GRU(3)(L.Add()([y, body(y)]))), words(rng, (6, 5))
 
 
+@case
+def softmax_over_axes_with_a_mask(rng):
+    x, mask = keras.Input((4, 3, 2)), keras.Input((4, 3, 1), dtype="bool")
+    y = L.Softmax(axis=[1, 2])(x, mask=mask)
+    z = L.Softmax(axis=(-1, 1))(L.Dense(2)(x))
+    w = L.Softmax(axis=[2])(x, mask=mask)
+    flags = rng.integers(0, 2, (5, 4, 3, 1)).astype("float32")
+    flags[-1] = 0
+    return keras.Model([x, mask], [L.Dense(2)(y), z, w]), [normal(rng, 5, 4, 3, 2), flags]
+
+
 def states(rng, *sizes):
     """Inputs of these sizes, and data for them."""
     return [keras.Input((size,)) for size in sizes], [normal(rng, 4, size) for size in sizes]

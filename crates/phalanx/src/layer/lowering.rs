@@ -2,9 +2,7 @@
 
 use super::{Argument, Arguments, Layer, LayerHandle, MaskRule, Outputs, Weight, WeightSpec};
 use crate::error::{Error, Result};
-use crate::initializers::Initializer;
 use crate::regularizers::Regularizer;
-use phalanx_graph::functions::batch::{own_rows, row_table};
 use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
@@ -24,14 +22,6 @@ impl From<NodeId> for Operand {
     fn from(node: NodeId) -> Operand {
         Operand { node, mask: None }
     }
-}
-
-/// A state of every sample that outlives the batch.
-pub(crate) struct RowState {
-    /// Its value before the step.
-    pub value: NodeId,
-    param: ParamId,
-    batch: usize,
 }
 
 /// A weight of a model: its graph parameter and the layer that holds its values.
@@ -156,6 +146,12 @@ impl Lowering {
                 let param = self.graph.add_param(&full_name, &spec.dims, trainable);
                 let (layer, layer_name) = (layer.clone(), name.into());
                 self.weights.push(ModelWeight { layer, layer_name, index, param });
+                if let Some(regularizer) = spec.regularizer.filter(|_| trainable) {
+                    let value = self.value(param);
+                    let penalty = regularizer.other_penalty(&mut self.graph, value);
+                    let penalty = penalty.map_err(|(expected, got)| (spec.name, expected, got))?;
+                    self.losses.extend(penalty);
+                }
                 param
             }
         };
@@ -450,7 +446,7 @@ impl LayerContext<'_> {
     }
 
     /// Fails unless a weight of these dimensions can exist.
-    fn check_weight_size(&self, name: &str, dims: &[usize]) -> Result<()> {
+    pub(super) fn check_weight_size(&self, name: &str, dims: &[usize]) -> Result<()> {
         if dims.contains(&0) {
             return Err(self.argument(name, "a shape without zeros", format!("{dims:?}")));
         }
@@ -489,43 +485,6 @@ impl LayerContext<'_> {
     pub fn assign(&mut self, index: usize, value: NodeId) {
         let param = self.declared_param(index).expect("a layer assigns a weight it has declared");
         self.lowering.assign(param, value);
-    }
-
-    /// Declares a state of every sample that outlives the batch, and returns what the last call left in it; zeros at
-    /// first. Sample `i` of a batch continues sample `i` of the batch before.
-    ///
-    /// # Errors
-    /// If the size of the batches is not fixed.
-    pub(crate) fn state(&mut self, name: &str, dims: &[usize]) -> Result<RowState> {
-        let Some(batch) = self.lowering.sizes.batch else {
-            let expected = "inputs with a fixed batch size (Input::batch_size)";
-            return Err(self.argument("stateful", expected, "an open batch size"));
-        };
-        let separator = if self.sublayer.is_empty() { "" } else { "/" };
-        let name = format!("{}{separator}{name}", self.sublayer);
-        let table = [&[batch], dims].concat();
-        self.check_weight_size(&name, &table)?;
-        let spec = WeightSpec::new(&name, &table, Initializer::Zeros {}).non_trainable();
-        let states = self.layer.states();
-        let known = states.weights().iter().position(|w| w.spec.name == name);
-        let index = known.unwrap_or_else(|| states.weights().len());
-        // Runs keep it under a name that is that of no weight.
-        let owner = format!("@state/{}", self.name);
-        let declared = self.lowering.declare(states, &owner, index, spec);
-        let all = declared
-            .map_err(|(what, expected, received)| self.argument(&what, &expected, received))?;
-        let declared =
-            self.lowering.weights.iter().find(|w| w.layer.same(states) && w.index == index);
-        let param = declared.expect("the state was declared").param;
-        let value = own_rows(self.graph(), all)?;
-        Ok(RowState { value, param, batch })
-    }
-
-    /// Sets a state at the end of the step.
-    pub(crate) fn set_state(&mut self, state: &RowState, value: NodeId) -> Result<()> {
-        let all = row_table(self.graph(), value, state.batch)?;
-        self.lowering.assign(state.param, all);
-        Ok(())
     }
 
     /// Returns a random stream that only this call uses.

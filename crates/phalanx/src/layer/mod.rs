@@ -7,6 +7,7 @@
 mod arguments;
 mod host;
 mod lowering;
+mod states;
 mod sublayers;
 mod weights;
 
@@ -19,7 +20,6 @@ pub use weights::{Weight, WeightSpec};
 
 use crate::data::{Columns, Samples};
 use crate::error::{Error, Result};
-use crate::registry::Config;
 use crate::regularizers::Regularizer;
 use phalanx_graph::program::Policy;
 use phalanx_graph::{NodeId, ParamId};
@@ -281,20 +281,6 @@ impl LayerInstance {
         }
     }
 
-    /// Whether this layer holds the states of another one.
-    pub(crate) fn holds_states(&self) -> bool {
-        self.layer.class_name() == States.class_name()
-    }
-
-    /// Sets the states that outlive a batch to zero. They are an LSTM's or GRU's if it is `stateful`; other layers have
-    /// none.
-    pub fn reset_states(&self) {
-        let Some(states) = self.states.get() else { return };
-        let sizes: Vec<usize> =
-            states.weights().iter().map(|w| w.spec.dims.iter().product()).collect();
-        states.set_values(sizes.into_iter().map(|n| vec![0.0; n]));
-    }
-
     /// Replaces the values of all weights.
     pub(crate) fn set_values(&self, values: impl Iterator<Item = Vec<f32>>) {
         let mut owner = lock(&self.owner);
@@ -304,24 +290,6 @@ impl LayerInstance {
         *owner = None;
         *lock(&self.lost) = None;
         self.version.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// The layer that holds the states of another one between batches.
-#[derive(Debug)]
-struct States;
-
-impl Layer for States {
-    fn class_name(&self) -> &'static str {
-        "States"
-    }
-
-    fn config(&self) -> Config {
-        Config::new()
-    }
-
-    fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
-        Err(cx.argument("call", "none", "one"))
     }
 }
 
@@ -344,11 +312,6 @@ impl LayerHandle {
             states: OnceLock::new(),
             lost: Mutex::default(),
         }))
-    }
-
-    /// The layer that holds the states of this layer. They are weights for devices and runs, but not for files.
-    pub(crate) fn states(&self) -> &LayerHandle {
-        self.states.get_or_init(|| LayerHandle::new(Box::new(States), None, false))
     }
 
     /// Returns whether both handles refer to the same layer.

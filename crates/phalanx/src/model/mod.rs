@@ -257,24 +257,6 @@ impl Model {
         Summary::new(&self.def)
     }
 
-    /// Sets the states of all stateful layers to zero, as Keras' `layer.reset_states()` does for one.
-    ///
-    /// ```
-    /// use phalanx::prelude::*;
-    ///
-    /// let x = Input::new([3, 2]).batch_size(4).symbol();
-    /// let model = Model::new(&x, GRU::new(5).stateful(true).apply(&x))?;
-    /// let ones = || Tensor::new([4, 3, 2], vec![1.0; 24]);
-    /// let first = model.predict(ones()?)?;
-    /// assert_ne!(model.predict(ones()?)?, first);
-    /// model.reset_states();
-    /// assert_eq!(model.predict(ones()?)?, first);
-    /// # Ok::<(), phalanx::Error>(())
-    /// ```
-    pub fn reset_states(&self) {
-        self.layers().iter().for_each(|(_, layer)| layer.reset_states());
-    }
-
     /// Initializes every weight that has no value yet. `compile` does this with its seed.
     ///
     /// # Errors

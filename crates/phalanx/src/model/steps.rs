@@ -138,6 +138,10 @@ pub(crate) fn counted_values(
 fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
     let mut dims = g.ty(mask).dims.clone();
     let rank = g.ty(values).dims.len();
+    if dims.len() == rank + 1 && dims.last() == Some(&1) {
+        // The loss has reduced this axis.
+        dims.pop();
+    }
     if dims.len() > rank {
         let received = g.ty(mask).shape_text();
         let expected =
