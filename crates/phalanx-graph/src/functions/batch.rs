@@ -18,7 +18,7 @@ pub fn all_rows(g: &mut Graph, x: NodeId) -> Result<NodeId> {
 pub fn row_table(g: &mut Graph, x: NodeId, rows: usize) -> Result<NodeId> {
     let ty = g.ty(x).clone();
     if !ty.is_rows() || ty.dtype != DType::F32 {
-        return Err(GraphError::mismatch("input of row_table", "float rows", ty.to_string()));
+        return Err(GraphError::mismatch("input of all_rows", "float rows", ty.to_string()));
     }
     let vectors = g.reshape(x, &[ty.len()])?;
     let index = g.push(Op::RowIndex, &[])?;
@@ -29,17 +29,12 @@ pub fn row_table(g: &mut Graph, x: NodeId, rows: usize) -> Result<NodeId> {
 
 /// For each sample its entry in a table that has one for every sample of the batch.
 pub fn own_rows(g: &mut Graph, table: NodeId) -> Result<NodeId> {
-    let index = g.push(Op::RowIndex, &[])?;
-    table_rows(g, table, index)
-}
-
-/// For each sample the entry of a table at an index.
-fn table_rows(g: &mut Graph, table: NodeId, index: NodeId) -> Result<NodeId> {
     let dims = g.ty(table).dims.clone();
     let [rows, row @ ..] = &dims[..] else {
         return Err(GraphError::mismatch("table", "one entry per sample", format!("{dims:?}")));
     };
     let table = g.reshape(table, &[*rows, row.iter().product()])?;
+    let index = g.push(Op::RowIndex, &[])?;
     let found = g.push(Op::Gather, &[table, index])?;
     g.reshape(found, row)
 }
@@ -60,6 +55,10 @@ pub fn shuffled_index(g: &mut Graph, keys: NodeId) -> Result<NodeId> {
 
 /// For each sample the value of the sample at an index of the global batch.
 pub fn rows_at(g: &mut Graph, x: NodeId, index: NodeId) -> Result<NodeId> {
+    let dims = g.ty(x).dims.clone();
     let table = all_rows(g, x)?;
-    table_rows(g, table, index)
+    let (rows, len) = (g.ty(table).dims[0], g.ty(x).len());
+    let table = g.reshape(table, &[rows, len])?;
+    let found = g.push(Op::Gather, &[table, index])?;
+    g.reshape(found, &dims)
 }

@@ -268,6 +268,9 @@ fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     };
     let mut input = Input::new(sizes.iter().map(size).collect::<Result<Vec<Option<usize>>>>()?);
     input.batch_size = size(batch)?;
+    if input.batch_size == Some(0) {
+        return Err(wrong());
+    }
     Ok(input)
 }
 
