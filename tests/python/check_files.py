@@ -51,6 +51,8 @@ def samples(rng, model, options):
             return rng.integers(0, 2, shape).astype("int32")
         if "int" in tensor.dtype or options.get("tokens"):
             return rng.integers(0, options.get("integers", 5), shape).astype("int32")
+        if options.get("images"):
+            return rng.random(shape, "float32")
         return rng.standard_normal(shape).astype("float32")
 
     return [one(i, x) for i, x in enumerate(model.inputs)]

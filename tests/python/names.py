@@ -45,6 +45,9 @@ def make():
         "activations": activations(),
         "callbacks": classes(keras.callbacks, keras.callbacks.Callback),
         "initializers": classes(keras.initializers, keras.initializers.Initializer),
+        "regularizers": classes(keras.regularizers, keras.regularizers.Regularizer),
+        "constraints": classes(keras.constraints, keras.constraints.Constraint),
+        "optimizers.schedules": classes(keras.optimizers.schedules, keras.optimizers.schedules.LearningRateSchedule),
         "ops": ops(),
     }
     with open(os.path.join(FIXTURES, "names.json"), "w") as file:

@@ -26,6 +26,8 @@ REGULARIZERS = [
     ("l2_kernel", regularizers.L2, {"l2": 0.1}, KERNEL),
     ("l1l2", regularizers.L1L2, {"l1": 0.02, "l2": 0.03}, MATRIX),
     ("l1l2_zero", regularizers.L1L2, {}, MATRIX),
+    ("orthogonal", regularizers.OrthogonalRegularizer, {}, MATRIX),
+    ("orthogonal_columns", regularizers.OrthogonalRegularizer, {"factor": 0.3, "mode": "columns"}, MATRIX),
 ]
 
 

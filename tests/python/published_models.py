@@ -320,7 +320,7 @@ def reptile():
     return keras.Model(inputs, L.Dense(5, activation="softmax")(x))
 
 
-@example(sizes={0: (16, 12, 3)}, optimizer=keras.optimizers.SGD(1e-6))
+@example(sizes={0: (16, 12, 3)}, images=True)
 def zero_dce():
     image = keras.Input(shape=[None, None, 3])
     conv = lambda x, filters=8, activation="relu": L.Conv2D(

@@ -1,12 +1,16 @@
-//! Regularizers of weights and of a layer's outputs, which add `l1 Σ|w| + l2 Σw²` to the loss.
+//! Regularizers of weights and of a layer's outputs, which add a penalty to the loss.
 
 use crate::by_name::{keras_object, named};
-use crate::error::Result;
-use phalanx_graph::ops::Unary;
+use crate::error::{Error, Result};
+use phalanx_graph::functions::{layout, math};
+use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
 const DEFAULT: f64 = 0.01;
+
+/// The smallest norm that a vector is divided by.
+const EPSILON: f64 = 1e-7;
 
 fn default_factor() -> f64 {
     DEFAULT
@@ -46,6 +50,26 @@ pub enum Regularizer {
         #[serde(default)]
         l2: f64,
     },
+    /// `factor` times the mean absolute cosine of the angles between the rows, or columns, of a matrix.
+    OrthogonalRegularizer {
+        /// Factor.
+        #[serde(default = "default_factor")]
+        factor: f64,
+        /// What should be orthogonal.
+        #[serde(default)]
+        mode: OrthogonalMode,
+    },
+}
+
+/// What an orthogonal regularizer compares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OrthogonalMode {
+    /// The rows of the matrix.
+    #[default]
+    Rows,
+    /// Its columns.
+    Columns,
 }
 
 impl Regularizer {
@@ -64,13 +88,45 @@ impl Regularizer {
         Regularizer::L1L2 { l1, l2 }
     }
 
+    /// `factor` times the mean absolute cosine of the angles between the rows, or columns, of a matrix.
+    pub fn orthogonal(factor: f64, mode: OrthogonalMode) -> Regularizer {
+        Regularizer::OrthogonalRegularizer { factor, mode }
+    }
+
     /// The factors of `Σ|w|` and of `Σw²`.
     pub fn coefficients(&self) -> (f64, f64) {
         match *self {
             Regularizer::L1 { l1 } => (l1, 0.0),
             Regularizer::L2 { l2 } => (0.0, l2),
             Regularizer::L1L2 { l1, l2 } => (l1, l2),
+            Regularizer::OrthogonalRegularizer { .. } => (0.0, 0.0),
         }
+    }
+
+    /// Appends the part of a weight's penalty that [`coefficients`](Self::coefficients) do not describe, if any.
+    ///
+    /// # Errors
+    /// What was expected and what was received.
+    pub(crate) fn other_penalty(
+        &self,
+        g: &mut Graph,
+        weight: NodeId,
+    ) -> Result<Option<NodeId>, (String, String)> {
+        let Regularizer::OrthogonalRegularizer { factor, mode } = *self else { return Ok(None) };
+        let dims = g.ty(weight).dims.clone();
+        let size = match (&dims[..], mode) {
+            ([rows, _], OrthogonalMode::Rows) => *rows,
+            ([_, columns], OrthogonalMode::Columns) => *columns,
+            _ => 0,
+        };
+        if size < 2 {
+            let expected = "a matrix with several vectors, for an orthogonal regularizer";
+            return Err((expected.into(), format!("{dims:?}")));
+        }
+        let penalty = cosines(g, weight, mode, size);
+        let pairs = size as f64 * (size as f64 - 1.0);
+        let penalty = penalty.and_then(|sum| Ok(g.scale(sum, factor / pairs)?));
+        penalty.map(Some).map_err(|e| ("a weight of numbers".into(), e.to_string()))
     }
 
     /// Appends the penalty of a value over these axes, which disappear; `None` if it is zero.
@@ -80,6 +136,11 @@ impl Regularizer {
         value: NodeId,
         axes: &[usize],
     ) -> Result<Option<NodeId>> {
+        if let Regularizer::OrthogonalRegularizer { .. } = self {
+            // Keras would compare the samples of a batch with each other.
+            let (expected, received) = ("l1 or l2", "an orthogonal regularizer");
+            return Err(Error::argument("activity_regularizer", "class", expected, received));
+        }
         let (l1, l2) = self.coefficients();
         let mut total = None;
         for (coefficient, size) in [(l1, Unary::Abs), (l2, Unary::Square)] {
@@ -99,11 +160,34 @@ impl Regularizer {
     }
 }
 
+/// The sum of the absolute cosines of all pairs of different vectors, in both orders.
+fn cosines(g: &mut Graph, matrix: NodeId, mode: OrthogonalMode, size: usize) -> Result<NodeId> {
+    let (axis, product) = match mode {
+        OrthogonalMode::Rows => (1, "ik,jk->ij"),
+        OrthogonalMode::Columns => (0, "ki,kj->ij"),
+    };
+    let squares = g.unary(Unary::Square, matrix)?;
+    let sum = g.sum_axes(squares, &[axis])?;
+    let min_sum = g.scalar(EPSILON * EPSILON);
+    let sum = g.binary(Binary::Max, sum, min_sum)?;
+    let inverse = g.unary(Unary::Rsqrt, sum)?;
+    let vectors = g.mul(matrix, inverse)?;
+    let products = g.einsum(product, &[vectors, vectors])?;
+    let apart = layout::offsets(g, size, size)?;
+    let zero = g.scalar(0.0);
+    let different = math::not_equal(g, apart, zero)?;
+    let products = g.mul(products, different)?;
+    let cosines = g.unary(Unary::Abs, products)?;
+    let sum = g.sum_axes(cosines, &[0, 1])?;
+    Ok(g.reshape(sum, &[])?)
+}
+
 named! {
     Regularizer, "regularizer", str::to_lowercase;
     "l1" => Regularizer::l1(DEFAULT),
     "l2" => Regularizer::l2(DEFAULT),
     "l1_l2" | "l1l2" => Regularizer::l1_l2(0.0, 0.0),
+    "orthogonal_regularizer" | "OrthogonalRegularizer" => Regularizer::orthogonal(DEFAULT, OrthogonalMode::Rows),
 }
 
 keras_object!(Regularizer, "keras.regularizers");

@@ -132,6 +132,9 @@ macro_rules! schedules {
         }
 
         impl Schedule {
+            /// Keras' names of the schedules.
+            pub const NAMES: &[&'static str] = &[$(stringify!($class)),+];
+
             /// The rate at a step; the first step is 0.
             pub fn at(&self, step: u64) -> f64 {
                 match self {

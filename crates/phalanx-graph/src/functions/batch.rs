@@ -10,16 +10,33 @@ use crate::types::{DType, Scope};
 /// The values of all samples, `[largest batch, ..]`. Row `i` is sample `i` of the global batch, and zeros follow the last
 /// sample.
 pub fn all_rows(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let rows = g.max_batch();
+    row_table(g, x, rows)
+}
+
+/// The values of all samples of batches with at most `rows` of them, as [`all_rows`] has them.
+pub fn row_table(g: &mut Graph, x: NodeId, rows: usize) -> Result<NodeId> {
     let ty = g.ty(x).clone();
     if !ty.is_rows() || ty.dtype != DType::F32 {
         return Err(GraphError::mismatch("input of all_rows", "float rows", ty.to_string()));
     }
-    let rows = g.max_batch();
     let vectors = g.reshape(x, &[ty.len()])?;
     let index = g.push(Op::RowIndex, &[])?;
     let partial = g.push(Op::GatherGrad { vocab: rows }, &[index, vectors])?;
     let table = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
     g.reshape(table, &[&[rows], &ty.dims[..]].concat())
+}
+
+/// For each sample its entry in a table that has one for every sample of the batch.
+pub fn own_rows(g: &mut Graph, table: NodeId) -> Result<NodeId> {
+    let dims = g.ty(table).dims.clone();
+    let [rows, row @ ..] = &dims[..] else {
+        return Err(GraphError::mismatch("table", "one entry per sample", format!("{dims:?}")));
+    };
+    let table = g.reshape(table, &[*rows, row.iter().product()])?;
+    let index = g.push(Op::RowIndex, &[])?;
+    let found = g.push(Op::Gather, &[table, index])?;
+    g.reshape(found, row)
 }
 
 /// For each sample the index of the sample that takes its place in a random order of the batch. `keys` has one random

@@ -1,6 +1,8 @@
 //! The arguments of a call: tensors, plain values and nested structures, by position and by name.
 
+use super::Operand;
 use crate::model::Symbol;
+use phalanx_graph::NodeId;
 use serde_json::Value;
 
 /// One argument. `T` stands for a tensor: its position among the call's inputs, or the value itself.
@@ -49,6 +51,16 @@ impl<T> Argument<T> {
     /// Whether this is Python's `None`.
     pub fn is_none(&self) -> bool {
         matches!(self, Argument::Plain(Value::Null))
+    }
+}
+
+impl Argument<Operand> {
+    /// The node of a tensor.
+    pub(crate) fn tensor_node(&self) -> Option<NodeId> {
+        match self {
+            Argument::Tensor(operand) => Some(operand.node),
+            _ => None,
+        }
     }
 }
 

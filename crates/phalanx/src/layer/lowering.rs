@@ -6,6 +6,7 @@ use crate::regularizers::Regularizer;
 use phalanx_graph::program::Policy;
 use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
+use std::collections::HashMap;
 
 /// A value of a model under lowering: its node and its mask. A mask has one number per step of the value's sequence, 1 for
 /// valid steps and 0 for padding.
@@ -56,11 +57,20 @@ pub struct Lowering {
     pub mixed: bool,
     /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
-    /// Whether the model is lowered for several sizes of its inputs. Constants, which may depend on them, then are feeds.
-    pub open_sizes: bool,
+    /// What is known about the sizes of its inputs.
+    pub sizes: InputSizes,
     /// The values of the constants that are feeds, in the order of these feeds.
     pub fed_constants: Vec<Vec<f32>>,
-    counters: Counters,
+    calls: CallState,
+}
+
+/// What is known about the sizes of a model's inputs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InputSizes {
+    /// Whether the model is lowered for several of them. Constants, which may depend on them, then are feeds.
+    pub open: bool,
+    /// The size of every batch, if it is fixed.
+    pub batch: Option<usize>,
 }
 
 /// What the weights are in this pass.
@@ -72,13 +82,15 @@ pub(super) struct WeightValues {
     read: Vec<Option<NodeId>>,
 }
 
-/// What was counted so far.
+/// What the calls so far left behind.
 #[derive(Debug, Default)]
-struct Counters {
-    /// Random streams.
+struct CallState {
+    /// The number of random streams.
     streams: u32,
-    /// Calls of layers and sublayers.
+    /// The number of calls of layers and sublayers.
     calls: usize,
+    /// Masks that a call changed after their value was computed.
+    masks: HashMap<NodeId, Option<NodeId>>,
 }
 
 /// The largest number of calls: wrappers repeat layers, so that a short file can describe a huge model.
@@ -97,9 +109,9 @@ impl Lowering {
             values: WeightValues::default(),
             mixed: false,
             synchronized: false,
-            open_sizes: false,
+            sizes: InputSizes::default(),
             fed_constants: vec![],
-            counters: Counters::default(),
+            calls: CallState::default(),
         }
     }
 
@@ -134,6 +146,12 @@ impl Lowering {
                 let param = self.graph.add_param(&full_name, &spec.dims, trainable);
                 let (layer, layer_name) = (layer.clone(), name.into());
                 self.weights.push(ModelWeight { layer, layer_name, index, param });
+                if let Some(regularizer) = spec.regularizer.filter(|_| trainable) {
+                    let value = self.value(param);
+                    let penalty = regularizer.other_penalty(&mut self.graph, value);
+                    let penalty = penalty.map_err(|(expected, got)| (spec.name, expected, got))?;
+                    self.losses.extend(penalty);
+                }
                 param
             }
         };
@@ -162,8 +180,19 @@ impl Lowering {
 
     /// A random stream that nothing else uses.
     pub(crate) fn stream(&mut self) -> u32 {
-        self.counters.streams += 1;
-        self.counters.streams
+        self.calls.streams += 1;
+        self.calls.streams
+    }
+
+    /// Changes the mask of a value for all later calls.
+    pub(crate) fn set_mask(&mut self, value: NodeId, mask: Option<NodeId>) {
+        self.calls.masks.insert(value, mask);
+    }
+
+    /// A value with the mask that it has now.
+    pub(crate) fn with_present_mask(&self, operand: Operand) -> Operand {
+        let mask = self.calls.masks.get(&operand.node).copied().unwrap_or(operand.mask);
+        Operand { mask, ..operand }
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
@@ -243,8 +272,8 @@ impl LayerContext<'_> {
 
     /// The same without the penalty.
     pub(super) fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
-        self.lowering.counters.calls += 1;
-        if self.lowering.counters.calls > MAX_CALLS {
+        self.lowering.calls.calls += 1;
+        if self.lowering.calls.calls > MAX_CALLS {
             let expected = format!("a model of at most {MAX_CALLS} calls");
             return Err(self.argument("calls", &expected, "more"));
         }
@@ -257,7 +286,18 @@ impl LayerContext<'_> {
             MaskRule::Pass => self.mask(0),
         };
         let masks = masks.unwrap_or_else(|| vec![passed; nodes.len()]);
+        for (node, mask) in nodes.iter().zip(&masks) {
+            // A layer that returns its input may give it a mask again.
+            if let (Some(present), Some(_)) = (self.lowering.calls.masks.get_mut(node), mask) {
+                *present = *mask;
+            }
+        }
         Ok(nodes.into_iter().zip(masks).map(|(node, mask)| Operand { node, mask }).collect())
+    }
+
+    /// Removes the mask of a value for all later calls, as Keras' `MultiHeadAttention` does with its inputs.
+    pub(crate) fn remove_mask(&mut self, value: NodeId) {
+        self.lowering.set_mask(value, None);
     }
 
     /// Returns the arguments of the call.
@@ -346,9 +386,9 @@ impl LayerContext<'_> {
         &mut self.lowering.graph
     }
 
-    /// Returns the graph so far.
-    pub(crate) fn graph_ref(&self) -> &Graph {
-        &self.lowering.graph
+    /// Returns the lowering of the model.
+    pub(crate) fn lowering(&mut self) -> &mut Lowering {
+        self.lowering
     }
 
     /// Returns the layer's name in this model.
@@ -390,18 +430,10 @@ impl LayerContext<'_> {
             spec.sublayer.clone_from(&self.sublayer);
             spec.trainable &= !self.frozen_sublayer;
         }
-        if spec.dims.contains(&0) {
-            let dims = format!("{:?}", spec.dims);
-            return Err(self.argument(&spec.name, "a shape without zeros", dims));
-        }
-        let len = spec.dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-        if len.is_none_or(|n| n > MAX_ELEMENTS) {
-            let dims = format!("{:?}", spec.dims);
-            return Err(self.argument(&spec.name, "a shape that fits in memory", dims));
-        }
+        self.check_weight_size(&spec.name, &spec.dims)?;
         let existing = self.layer.weights().get(index).cloned();
         if let Some(existing) = existing
-            && self.lowering.open_sizes
+            && self.lowering.sizes.open
             && existing.values.is_none()
             && existing.spec.dims != spec.dims
         {
@@ -411,6 +443,18 @@ impl LayerContext<'_> {
         }
         let declared = self.lowering.declare(self.layer, self.name, index, spec);
         declared.map_err(|(what, expected, received)| self.argument(&what, &expected, received))
+    }
+
+    /// Fails unless a weight of these dimensions can exist.
+    pub(super) fn check_weight_size(&self, name: &str, dims: &[usize]) -> Result<()> {
+        if dims.contains(&0) {
+            return Err(self.argument(name, "a shape without zeros", format!("{dims:?}")));
+        }
+        let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if len.is_none_or(|n| n > MAX_ELEMENTS) {
+            return Err(self.argument(name, "a shape that fits in memory", format!("{dims:?}")));
+        }
+        Ok(())
     }
 
     /// Returns the parameter of a weight that this layer or sublayer has declared.
@@ -427,7 +471,7 @@ impl LayerContext<'_> {
     pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
         let full_name = format!("{}/{name}", self.name);
-        if self.lowering.open_sizes {
+        if self.lowering.sizes.open {
             let feed = self.lowering.graph.add_feed(&full_name, Type::mirrored(dims));
             self.lowering.fed_constants.push(values);
             return self.lowering.graph.feed(feed);

@@ -7,13 +7,14 @@
 mod arguments;
 mod host;
 mod lowering;
+mod states;
 mod sublayers;
 mod weights;
 
 pub use arguments::{Argument, Arguments};
 pub use host::{Elements, HostLayer, RowType, VocabularyLayer};
 pub(crate) use host::{host_only, one_input};
-pub use lowering::{LayerContext, Lowering, ModelWeight, Operand};
+pub use lowering::{InputSizes, LayerContext, Lowering, ModelWeight, Operand};
 pub(crate) use weights::WeightStore;
 pub use weights::{Weight, WeightSpec};
 
@@ -25,7 +26,7 @@ use phalanx_graph::{NodeId, ParamId};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use weights::Owner;
 
 /// A layer's config and computation.
@@ -171,6 +172,8 @@ pub struct LayerInstance {
     owner: Mutex<Option<Owner>>,
     /// Incremented whenever the host values change.
     version: AtomicU64,
+    /// The layer that holds the states which outlive a batch, if there are any.
+    states: OnceLock<LayerHandle>,
     /// Why trained values could not be copied to the host before their devices were gone.
     lost: Mutex<Option<String>>,
 }
@@ -306,6 +309,7 @@ impl LayerHandle {
             weights: Mutex::default(),
             owner: Mutex::default(),
             version: AtomicU64::new(0),
+            states: OnceLock::new(),
             lost: Mutex::default(),
         }))
     }

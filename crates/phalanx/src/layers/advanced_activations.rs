@@ -1,8 +1,7 @@
 //! Activations with arguments. The output has the shape of the input.
 
 use super::support::{
-    WeightOptions, check_finite, check_not_negative, masked_scores, row_axis, single,
-    swap_with_last,
+    WeightOptions, check_finite, check_not_negative, masked_scores, row_axes, single,
 };
 use crate::activations::{elu, leaky_relu, relu};
 use crate::by_name::{ByName, OptionalByName};
@@ -13,7 +12,7 @@ use crate::initializers::Initializer;
 use crate::layer::{Layer, LayerContext, MaskRule, Outputs};
 use crate::registry::{Config, keras_class};
 use crate::regularizers::Regularizer;
-use phalanx_graph::{NodeId, Op};
+use phalanx_graph::{Graph, NodeId, Op};
 use serde::{Deserialize, Serialize};
 
 /// `max_value` from `max_value` up, `x` above `threshold`, `negative_slope · (x - threshold)` below.
@@ -255,7 +254,7 @@ impl Layer for PReLU {
     }
 }
 
-/// `eˣ / Σ eˣ` over `axis`.
+/// `eˣ / Σ eˣ` over `axis`. Entries whose mask is zero do not count and give zero.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -266,12 +265,12 @@ impl Layer for PReLU {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Softmax {
-    axis: i64,
+    axis: Axes,
 }
 
 impl Default for Softmax {
     fn default() -> Softmax {
-        Softmax { axis: -1 }
+        Softmax { axis: Axes::One(-1) }
     }
 }
 
@@ -282,8 +281,16 @@ impl Softmax {
     }
 
     setters! {
-        /// The axis that sums to one; defaults to the last.
-        axis: i64,
+        /// The axis that sums to one, or several that do so together; defaults to the last.
+        axis: impl Into<Axes>,
+    }
+}
+
+/// The axes of a value in another order.
+fn transposed(g: &mut Graph, x: NodeId, perm: &[usize]) -> Result<NodeId> {
+    match perm.is_sorted() {
+        true => Ok(x),
+        false => Ok(g.push(Op::Transpose { perm: perm.to_vec() }, &[x])?),
     }
 }
 
@@ -296,10 +303,32 @@ impl Layer for Softmax {
 
     fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
         let x = single(cx, inputs)?;
-        let axis = row_axis(cx, x, self.axis)?;
-        let x = masked_scores(cx, x, cx.mask(0))?;
-        let x = swap_with_last(cx, x, axis)?;
-        let y = cx.graph().push(Op::Softmax, &[x])?;
-        Ok(swap_with_last(cx, y, axis)?.into())
+        let axes = row_axes(cx, x, &self.axis)?;
+        let mask = cx.mask(0);
+        let dims = cx.dims(x);
+        if let Some(mask) = mask.map(|mask| cx.dims(mask))
+            && (mask.len() != dims.len() || mask.iter().zip(&dims).any(|(m, n)| *m != 1 && m != n))
+        {
+            let expected = format!("sizes of {dims:?} or 1");
+            return Err(cx.argument("mask", &expected, format!("{mask:?}")));
+        }
+        let scores = masked_scores(cx, x, mask)?;
+        // The axes come last, as one.
+        let mut perm: Vec<usize> = (0..dims.len()).filter(|axis| !axes.contains(axis)).collect();
+        let mut flat: Vec<usize> = perm.iter().map(|axis| dims[*axis]).collect();
+        flat.push(axes.iter().map(|axis| dims[*axis]).product());
+        perm.extend(&axes);
+        let moved: Vec<usize> = perm.iter().map(|axis| dims[*axis]).collect();
+        let mut back = vec![0; perm.len()];
+        perm.iter().enumerate().for_each(|(to, from)| back[*from] = to);
+        let g = cx.graph();
+        let scores = transposed(g, scores, &perm)?;
+        let scores = g.reshape(scores, &flat)?;
+        let y = g.push(Op::Softmax, &[scores])?;
+        let y = g.reshape(y, &moved)?;
+        let y = transposed(g, y, &back)?;
+        let Some(mask) = mask else { return Ok(y.into()) };
+        let zero = g.scalar(0.0);
+        Ok(g.select(mask, y, zero)?.into())
     }
 }

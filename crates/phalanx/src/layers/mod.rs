@@ -61,7 +61,6 @@ pub use numbers::Numbers;
 pub use preprocessing::hashing::MaskValue;
 pub use preprocessing::{Ngrams, OovMethod, OutputMode, Salt, Split, Standardize};
 pub use rnn::bidirectional::MergeMode;
-pub use rnn::{GRUCell, LSTMCell, SimpleRNNCell, StackedRNNCells};
 pub use spatial::{ImageDataFormat, Padding, Pair, Sides, Sizes};
 
 use crate::custom;
@@ -203,10 +202,10 @@ registry! {
         ConvLSTM2D required ["filters", "kernel_size"],
         ConvLSTM3D required ["filters", "kernel_size"],
     }
-    rnn::gru { GRU required ["units"] }
-    rnn::lstm { LSTM required ["units"] }
-    rnn::rnn { RNN required ["cell"] }
-    rnn::simple_rnn { SimpleRNN required ["units"] }
+    rnn::gru { GRU required ["units"], GRUCell required ["units"] }
+    rnn::lstm { LSTM required ["units"], LSTMCell required ["units"] }
+    rnn::rnn { RNN required ["cell"], StackedRNNCells required ["cells"] }
+    rnn::simple_rnn { SimpleRNN required ["units"], SimpleRNNCell required ["units"] }
     rnn::time_distributed { TimeDistributed required ["layer"] }
     rms_normalization { RMSNormalization }
     separable_conv {

@@ -1,11 +1,11 @@
 //! A whole model inside a wrapper. Its weights belong to the wrapper, in the order and at the paths that Keras gives them.
 
 use crate::error::Result;
-use crate::layer::{Arguments, Layer, LayerContext, LayerHandle, Operand, Outputs};
+use crate::layer::{Arguments, Layer, LayerContext, LayerHandle, Lowering, Operand, Outputs};
 use crate::model::{Caller, Definition, ModelKind};
 use crate::registry::Config;
 use crate::saving;
-use phalanx_graph::{Graph, NodeId};
+use phalanx_graph::NodeId;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ struct InWrapper<'a, 'b> {
 }
 
 impl Caller for InWrapper<'_, '_> {
-    fn graph(&self) -> &Graph {
-        self.cx.graph_ref()
+    fn lowering(&mut self) -> &mut Lowering {
+        self.cx.lowering()
     }
 
     fn call(

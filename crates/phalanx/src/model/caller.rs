@@ -2,12 +2,11 @@
 
 use crate::error::Result;
 use crate::layer::{Arguments, LayerHandle, Lowering, Operand};
-use phalanx_graph::Graph;
 
 /// What calls the layers of a model while it is lowered.
 pub(crate) trait Caller {
-    /// The graph so far.
-    fn graph(&self) -> &Graph;
+    /// The lowering.
+    fn lowering(&mut self) -> &mut Lowering;
 
     /// Calls a layer; `name` is its name in the model.
     fn call(
@@ -19,8 +18,8 @@ pub(crate) trait Caller {
 }
 
 impl Caller for Lowering {
-    fn graph(&self) -> &Graph {
-        &self.graph
+    fn lowering(&mut self) -> &mut Lowering {
+        self
     }
 
     fn call(

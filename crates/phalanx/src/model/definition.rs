@@ -9,7 +9,7 @@ use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
 use phalanx_graph::program::Policy;
-use phalanx_graph::{DType, FeedId, Type};
+use phalanx_graph::{DType, FeedId, NodeId, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -267,21 +267,41 @@ impl Definition {
         for model_call in &self.calls {
             let id = Arc::as_ptr(&model_call.call);
             let name = format!("{prefix}{}", self.members[model_call.member].name);
-            let operands = model_call.call.inputs.iter().map(|s| self.operand(&values, s));
-            let operands = operands.collect::<Result<Vec<Operand>>>()?;
+            let operands = self.operands(caller, &values, &model_call.call.inputs)?;
             let arguments = model_call.call.arguments.map(|i| operands[*i]);
             let out = match &model_call.call.callee {
                 Callee::Input(_) => values[&id].clone(),
                 Callee::Layer(layer) => caller.call(layer, &name, &arguments)?,
                 Callee::Model(inner) => {
-                    let inputs = inner.inputs_of(&arguments);
+                    let inputs = inner.masked_inputs_of(caller.lowering(), &arguments);
                     inner.lower(caller, &inputs, &format!("{name}/"))?
                 }
             };
-            on_call(out.iter().map(|operand| caller.graph().ty(operand.node).clone()).collect());
+            let graph = &caller.lowering().graph;
+            on_call(out.iter().map(|operand| graph.ty(operand.node).clone()).collect());
             values.insert(id, out);
         }
-        self.outputs.iter().map(|s| self.operand(&values, s)).collect()
+        self.operands(caller, &values, &self.outputs)
+    }
+
+    /// The inputs of this model, with the masks that its call passes. As in Keras, these stay with the values.
+    pub(super) fn masked_inputs_of(
+        &self,
+        lowering: &mut Lowering,
+        arguments: &Arguments<Operand>,
+    ) -> Vec<Operand> {
+        let inputs = self.inputs_of(arguments);
+        let masks: Vec<Option<NodeId>> = match arguments.named("mask") {
+            Some(Argument::List(masks)) => masks.iter().map(Argument::tensor_node).collect(),
+            Some(mask) => vec![mask.tensor_node()],
+            None => vec![],
+        };
+        for (input, mask) in inputs.iter().zip(masks) {
+            if mask.is_some() {
+                lowering.set_mask(input.node, mask);
+            }
+        }
+        inputs.into_iter().map(|input| lowering.with_present_mask(input)).collect()
     }
 
     /// Returns the inputs of this model in its order, from the arguments of its call.
@@ -297,6 +317,18 @@ impl Definition {
             argument.for_each_tensor(&mut |operand| inputs.push(*operand));
         }
         inputs
+    }
+
+    /// Returns the values of symbols, with the masks that they have now.
+    fn operands(
+        &self,
+        caller: &mut dyn Caller,
+        values: &HashMap<*const Call, Vec<Operand>>,
+        symbols: &[Symbol],
+    ) -> Result<Vec<Operand>> {
+        let lowering = caller.lowering();
+        let present = |symbol| Ok(lowering.with_present_mask(self.operand(values, symbol)?));
+        symbols.iter().map(present).collect()
     }
 
     /// Returns the value of a symbol.

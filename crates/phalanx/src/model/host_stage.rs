@@ -206,11 +206,11 @@ impl HostStage {
             }
             let operands = node.inputs.iter().map(|input| self.operand(&values, *input));
             let operands = operands.collect::<Result<Vec<Operand>>>()?;
-            let arguments = node.arguments.map(|i| operands[*i]);
+            let arguments = node.arguments.map(|i| low.with_present_mask(operands[*i]));
             values[at] = Some(match &node.kind {
                 NodeKind::Layer(layer) => low.call_with(layer, &node.name, &arguments)?,
                 NodeKind::Model(inner) => {
-                    let inputs = inner.inputs_of(&arguments);
+                    let inputs = inner.masked_inputs_of(low, &arguments);
                     inner.lower(low, &inputs, &format!("{}/", node.name))?
                 }
                 NodeKind::Input => vec![],
@@ -231,7 +231,7 @@ impl HostStage {
         let types = types.collect::<Result<Vec<_>>>()?;
         let mut outputs = vec![];
         for output in &self.outputs {
-            let mut operand = self.operand(&values, *output)?;
+            let mut operand = low.with_present_mask(self.operand(&values, *output)?);
             if self.nodes[output.node].host.is_some() {
                 operand.node = low.graph.cast(operand.node, DType::F32)?;
             }

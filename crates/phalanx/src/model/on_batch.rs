@@ -1,4 +1,4 @@
-//! Steps on one batch: `train_on_batch`, `test_on_batch` and `predict_on_batch`.
+//! Steps on one batch, `train_on_batch`, `test_on_batch` and `predict_on_batch`, and what outlives a batch.
 
 use super::session::{BatchOrigin, Session, StepKind};
 use super::source::{as_one_batch, one_batch};
@@ -53,6 +53,24 @@ impl BatchWeights {
 }
 
 impl Model {
+    /// Sets the states of all stateful layers to zero, as Keras' `layer.reset_states()` does for one.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let x = Input::new([3, 2]).batch_size(4).symbol();
+    /// let model = Model::new(&x, GRU::new(5).stateful(true).apply(&x))?;
+    /// let ones = || Tensor::new([4, 3, 2], vec![1.0; 24]);
+    /// let first = model.predict(ones()?)?;
+    /// assert_ne!(model.predict(ones()?)?, first);
+    /// model.reset_states();
+    /// assert_eq!(model.predict(ones()?)?, first);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn reset_states(&self) {
+        self.layers().iter().for_each(|(_, layer)| layer.reset_states());
+    }
+
     /// Performs one update on one batch and returns loss and metrics of that batch. `x` is a tensor or [`Text`], or a list
     /// of them for a model with several inputs; so is `y` for several outputs.
     ///

@@ -138,6 +138,10 @@ pub(crate) fn counted_values(
 fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
     let mut dims = g.ty(mask).dims.clone();
     let rank = g.ty(values).dims.len();
+    if dims.len() == rank + 1 && dims.last() == Some(&1) {
+        // The loss has reduced this axis.
+        dims.pop();
+    }
     if dims.len() > rank {
         let received = g.ty(mask).shape_text();
         let expected =
@@ -345,13 +349,14 @@ pub(crate) fn add_penalty(
 pub(crate) fn test(mut l: Lowered, goal: &Objective) -> Result<Step> {
     let (fetches, _) = objective(&mut l, goal)?;
     let mut step = Step::new("test", l.low.graph);
-    step.fetches = fetches;
+    (step.fetches, step.assigns) = (fetches, l.low.assigns);
     Ok(checked("fuse_epilogues", fuse_epilogues(step))?)
 }
 
 /// Builds the prediction step: forward only.
 pub(crate) fn predict(l: Lowered) -> Step {
     let mut step = Step::new("predict", l.low.graph);
+    step.assigns = l.low.assigns;
     step.fetches = l
         .outputs
         .iter()

@@ -24,6 +24,8 @@ pub struct Input {
     pub declared: Option<&'static str>,
     /// The name set by the user, if any.
     pub name: Option<String>,
+    /// The size of every batch, if it is fixed. Only stateful layers ask for it.
+    pub batch_size: Option<usize>,
     /// The sizes that [`Model::with_input_shapes`](super::Model::with_input_shapes) gave to the shape. Files still
     /// leave its open sizes open.
     pub given: Option<Vec<usize>>,
@@ -45,8 +47,15 @@ impl Input {
     /// ```
     pub fn new(shape: impl Into<Shape>) -> Input {
         let shape = shape.into();
-        let (text, declared) = (false, None);
-        Input { shape, dtype: DType::F32, text, declared, name: None, given: None }
+        Input {
+            shape,
+            dtype: DType::F32,
+            text: false,
+            declared: None,
+            name: None,
+            batch_size: None,
+            given: None,
+        }
     }
 
     /// Makes the elements integers, for embeddings.
@@ -58,6 +67,12 @@ impl Input {
     /// Makes the elements strings, for layers such as [`TextVectorization`](crate::layers::TextVectorization).
     pub fn strings(mut self) -> Input {
         (self.dtype, self.text) = (DType::I32, true);
+        self
+    }
+
+    /// Fixes the size of the batches, which stateful recurrent layers need.
+    pub fn batch_size(mut self, batch_size: usize) -> Input {
+        self.batch_size = Some(batch_size);
         self
     }
 

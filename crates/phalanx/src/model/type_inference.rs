@@ -1,9 +1,10 @@
 //! Inference of the types of a model's values, by lowering it. If sizes of the inputs are open, it is lowered for two sizes.
 
-use super::definition::Definition;
+use super::definition::{Definition, Member};
 use super::shape::ValueType;
+use super::symbol::Callee;
 use crate::error::{Error, Result};
-use crate::layer::Lowering;
+use crate::layer::{InputSizes, Lowering};
 use phalanx_graph::Type;
 
 /// The types of a model's values for inputs of some sizes.
@@ -24,6 +25,16 @@ impl Definition {
     /// Returns whether sizes of what a step is fed with are open.
     pub(crate) fn is_open(&self) -> bool {
         self.fed.iter().any(|fed| fed.shape.is_open())
+    }
+
+    /// Returns the size of every batch, if an input of this model or of a nested one fixes it.
+    pub(crate) fn batch_size(&self) -> Option<usize> {
+        let of_member = |member: &Member| match &member.callee {
+            Callee::Input(input) => input.batch_size,
+            Callee::Model(inner) => inner.batch_size(),
+            Callee::Layer(_) => None,
+        };
+        self.members.iter().find_map(of_member)
     }
 
     /// Returns the shapes of what a step is fed with, with examples of open sizes.
@@ -114,7 +125,7 @@ impl Definition {
     /// Infers the types for inputs of these shapes. `open` says that other shapes follow.
     fn infer(&self, shapes: &[Vec<usize>], open: bool) -> Result<Inferred> {
         let mut low = Lowering::new(false);
-        low.open_sizes = open;
+        low.sizes = InputSizes { open, batch: self.batch_size() };
         let mut calls = vec![];
         let outputs = self.lower_on_feeds_with(&mut low, shapes, |types| calls.push(types))?;
         let outputs = outputs.iter().map(|o| low.graph.ty(o.node).clone()).collect();

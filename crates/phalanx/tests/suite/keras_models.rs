@@ -68,8 +68,8 @@ fn run(case: &Case<'_>, strategy: MirroredStrategy) -> Result<Vec<String>> {
 }
 
 /// The models of Python Keras.
-fn fixtures() -> [Fixture; 3] {
-    ["models", "more_models", "recurrent"].map(Fixture::load)
+fn fixtures() -> [Fixture; 4] {
+    ["models", "more_models", "recurrent", "sequences"].map(Fixture::load)
 }
 
 fn check(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(usize) -> bool) {

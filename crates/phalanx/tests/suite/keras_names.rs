@@ -3,7 +3,10 @@
 
 use phalanx::activations::ActivationFn;
 use phalanx::by_name::Named;
+use phalanx::constraints::Constraint;
 use phalanx::initializers::Initializer;
+use phalanx::regularizers::Regularizer;
+use phalanx::schedules::Schedule;
 use phalanx::{layers, losses, metrics, ops, optimizers};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -31,6 +34,9 @@ const REASONS: &[(&str, &str)] = &[
     ("metrics.Metric", "the base class"),
     ("optimizers.Optimizer", "the base class"),
     ("initializers.Initializer", "the base class"),
+    ("regularizers.Regularizer", "the base class"),
+    ("constraints.Constraint", "the base class"),
+    ("optimizers.schedules.LearningRateSchedule", "the base class; in Rust a trait"),
     ("callbacks.Callback", "the base class; in Rust a trait"),
     ("callbacks.History", "yes"),
     ("callbacks.ProgbarLogger", "yes"),
@@ -53,20 +59,22 @@ const REASONS: &[(&str, &str)] = &[
     ("metrics.Mean", "yes, for loops of one's own"),
     ("metrics.Sum", "yes, for loops of one's own"),
     ("optimizers.OptimizerMap", "yes, inside `MultiOptimizer`"),
-    ("layers.LSTMCell", "yes, inside `RNN`"),
-    ("layers.GRUCell", "yes, inside `RNN`"),
-    ("layers.SimpleRNNCell", "yes, inside `RNN`"),
-    ("layers.StackedRNNCells", "yes, inside `RNN`"),
     ("activations.threshold", "Keras cannot call it by name: its arguments have no defaults"),
 ];
+
+/// A name without underscores, in small letters.
+fn plain(name: &str) -> String {
+    name.replace('_', "").to_lowercase()
+}
 
 /// The names that Phalanx knows, as `family.name`.
 fn known() -> Vec<String> {
     let list = |family: &str, names: Vec<&'static str>| -> Vec<String> {
         names.into_iter().map(|name| format!("{family}.{name}")).collect()
     };
-    let plain = |name: &&&str| name.replace('_', "").to_lowercase();
-    let initializers: Vec<String> = Initializer::NAMES.iter().map(|n| plain(&n)).collect();
+    let snake_case = |family: &str, names: &[&str]| -> Vec<String> {
+        names.iter().map(|name| format!("{family}.{}", plain(name))).collect()
+    };
     let ops = ops::class_names().into_iter().map(|(module, class)| format!("ops.{module}.{class}"));
     [
         list("layers", layers::class_names()),
@@ -74,7 +82,10 @@ fn known() -> Vec<String> {
         list("metrics", metrics::class_names()),
         list("optimizers", optimizers::class_names()),
         list("activations", ActivationFn::NAMES.to_vec()),
-        initializers.into_iter().map(|name| format!("initializers.{name}")).collect(),
+        snake_case("initializers", Initializer::NAMES),
+        snake_case("regularizers", Regularizer::NAMES),
+        snake_case("constraints", Constraint::NAMES),
+        list("optimizers.schedules", Schedule::NAMES.to_vec()),
         ops.collect(),
     ]
     .concat()
@@ -99,6 +110,9 @@ fn page() -> String {
         "optimizers",
         "activations",
         "initializers",
+        "regularizers",
+        "constraints",
+        "optimizers.schedules",
         "callbacks",
         "ops",
     ];
@@ -107,9 +121,9 @@ fn page() -> String {
             names[family].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
         let answer = |name: &str| {
             let full = format!("{family}.{name}");
-            let plain = format!("{family}.{}", name.replace('_', "").to_lowercase());
+            let by_name = format!("{family}.{}", plain(name));
             let given = REASONS.iter().find(|(known, _)| *known == full).map(|(_, reason)| *reason);
-            match known.contains(&full) || (family == "initializers" && known.contains(&plain)) {
+            match known.contains(&full) || known.contains(&by_name) {
                 true => "yes".to_string(),
                 false => match given {
                     Some(yes) if yes.starts_with("yes") => yes.to_string(),

@@ -31,6 +31,7 @@ mod plots;
 mod registry;
 mod replicas;
 mod resume;
+mod stateful;
 mod tensorboard;
 mod text;
 mod train_steps;

@@ -58,7 +58,11 @@ fn families() -> [Family; 4] {
 }
 
 /// Layers that take several arguments. `keras_models` loads their files, trains them and compares with Keras.
-const IN_MODELS: [(&str, &str); 4] = [
+const IN_MODELS: [(&str, &str); 8] = [
+    ("GRUCell", "gru_cells_as_layers.keras"),
+    ("LSTMCell", "lstm_cell_as_layer.keras"),
+    ("SimpleRNNCell", "simple_rnn_cell_as_layer.keras"),
+    ("StackedRNNCells", "stacked_cells_as_layer.keras"),
     ("MultiHeadAttention", "multi_head_attention.keras"),
     ("GroupQueryAttention", "grouped_query_attention.keras"),
     ("TFDConcat", "../text/feature_space.keras"),

@@ -233,6 +233,9 @@ impl Layer for MultiHeadAttention {
         let value_dim = self.value_dim.unwrap_or(self.key_dim);
         check_at_least_one(cx, "value_dim", value_dim)?;
         let call = Call::read(cx, self.sliding_window)?;
+        for input in [call.query, call.value, call.key] {
+            cx.remove_mask(input.node);
+        }
         let features = cx.dims(call.query.node);
         let rank = features.len();
         if rank < 2 || [call.key, call.value].iter().any(|x| cx.dims(x.node).len() != rank) {

@@ -2,22 +2,14 @@
 
 use crate::activations::ActivationFn;
 use crate::error::Result;
-use crate::layer::{LayerContext, WeightSpec};
+use crate::layer::{Argument, Layer, LayerContext, Operand, Outputs, WeightSpec};
 use crate::layers::support::WeightOptions;
-use crate::registry::Config;
 use phalanx_graph::ops::{Epilogue, RecurrentCell};
 use phalanx_graph::{NodeId, Op};
-use std::fmt::Debug;
 use std::ops::Range;
 
-/// A recurrent cell: its config, and the weights that all steps share.
-pub(crate) trait Cell: Debug + Send + Sync {
-    /// Keras' class name, such as `LSTMCell`.
-    fn class_name(&self) -> &'static str;
-
-    /// The config with Keras' keys, without `name`, `trainable` and `dtype`.
-    fn config(&self) -> Config;
-
+/// A recurrent cell: the weights that all steps share. As a layer it computes one step.
+pub(crate) trait Cell: Layer {
     /// The number of its states.
     fn states(&self) -> usize;
 
@@ -29,10 +21,64 @@ pub(crate) trait Cell: Debug + Send + Sync {
     ) -> Result<Box<dyn DeclaredCell + '_>>;
 }
 
+/// The call arguments of a cell.
+pub(super) const SIGNATURE: &[&str] = &["inputs", "states"];
+
+/// Calls a cell as a layer: one step, whose outputs are the output and the states.
+pub(super) fn call(cx: &mut LayerContext<'_>, cell: &dyn Cell) -> Result<Outputs> {
+    let x = match cx.passed(SIGNATURE, "inputs") {
+        Some(Argument::Tensor(x)) => x.node,
+        _ => return Err(cx.argument("inputs", "a tensor", "something else")),
+    };
+    let mut states = vec![];
+    if let Some(argument) = cx.passed(SIGNATURE, "states") {
+        argument.for_each_tensor(&mut |state: &Operand| states.push(state.node));
+    }
+    if states.len() != cell.states() {
+        return Err(cx.argument("states", &format!("{} tensors", cell.states()), states.len()));
+    }
+    let declared = cell.declare(cx, &cx.dims(x))?;
+    let projected = declared.project(cx, x)?;
+    for (state, expected) in states.iter().zip(declared.state_dims(cx, projected)?) {
+        if cx.dims(*state) != expected {
+            let received = format!("{:?}", cx.dims(*state));
+            return Err(cx.argument("states", &format!("shape {expected:?}"), received));
+        }
+    }
+    let states: Vec<Option<NodeId>> = states.into_iter().map(Some).collect();
+    let Step { output, states } = declared.step(cx, projected, &states)?;
+    Ok([vec![output], states].concat().into())
+}
+
+/// Implements [`Layer`] for a cell.
+macro_rules! cell_layer {
+    ($cell:ty, $class:literal $(where [$($generics:tt)+])?) => {
+        impl$(<$($generics)+>)? crate::layer::Layer for $cell {
+            crate::registry::keras_class!($class);
+
+            fn signature(&self) -> &'static [&'static str] {
+                crate::layers::rnn::cell::SIGNATURE
+            }
+
+            fn call(
+                &self,
+                cx: &mut crate::layer::LayerContext<'_>,
+                _: &[phalanx_graph::NodeId],
+            ) -> crate::error::Result<crate::layer::Outputs> {
+                crate::layers::rnn::cell::call(cx, self)
+            }
+        }
+    };
+}
+pub(super) use cell_layer;
+
 /// A cell whose weights are declared.
 pub(crate) trait DeclaredCell {
     /// The dimensions of the output of a step.
     fn output(&self) -> Vec<usize>;
+
+    /// The dimensions of the states, for steps like this projected one.
+    fn state_dims(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<Vec<usize>>>;
 
     /// Computes the part of a step that does not depend on the states, for one step or for a whole sequence, whose
     /// steps are the first axis.

@@ -212,9 +212,9 @@ struct Declared<'a, const N: usize> {
     streams: [Vec<u32>; 2],
 }
 
-impl<const N: usize> Cell for ConvCell<N> {
-    super::cell_class!("ConvLSTMCell");
+super::cell::cell_layer!(ConvCell<N>, "ConvLSTMCell" where [const N: usize]);
 
+impl<const N: usize> Cell for ConvCell<N> {
     fn states(&self) -> usize {
         2
     }
@@ -373,6 +373,12 @@ impl<const N: usize> Declared<'_, N> {
 impl<const N: usize> DeclaredCell for Declared<'_, N> {
     fn output(&self) -> Vec<usize> {
         vec![]
+    }
+
+    fn state_dims(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<Vec<usize>>> {
+        // A state has the size of the convolved input; the step itself convolves it again.
+        let [gate, ..] = self.convolved(cx, x, 0)?;
+        Ok(vec![cx.dims(gate); 2])
     }
 
     fn project(&self, _: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {

@@ -32,9 +32,9 @@ struct Declared<'a> {
     reset_after: bool,
 }
 
-impl Cell for GRUCell {
-    super::cell_class!("GRUCell");
+super::cell::cell_layer!(GRUCell, "GRUCell");
 
+impl Cell for GRUCell {
     fn states(&self) -> usize {
         1
     }
@@ -101,6 +101,10 @@ impl Declared<'_> {
 impl DeclaredCell for Declared<'_> {
     fn output(&self) -> Vec<usize> {
         vec![self.cell.units()]
+    }
+
+    fn state_dims(&self, _: &mut LayerContext<'_>, _: NodeId) -> Result<Vec<Vec<usize>>> {
+        Ok(vec![self.output()])
     }
 
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {

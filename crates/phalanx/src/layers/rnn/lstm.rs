@@ -31,9 +31,9 @@ struct Declared<'a> {
     recurrent_activation: &'a ActivationFn,
 }
 
-impl Cell for LSTMCell {
-    super::cell_class!("LSTMCell");
+super::cell::cell_layer!(LSTMCell, "LSTMCell");
 
+impl Cell for LSTMCell {
     fn states(&self) -> usize {
         2
     }
@@ -53,6 +53,10 @@ impl Cell for LSTMCell {
 impl DeclaredCell for Declared<'_> {
     fn output(&self) -> Vec<usize> {
         vec![self.cell.units()]
+    }
+
+    fn state_dims(&self, _: &mut LayerContext<'_>, _: NodeId) -> Result<Vec<Vec<usize>>> {
+        Ok(vec![self.output(); 2])
     }
 
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {

@@ -2,7 +2,7 @@
 //!
 //! A [`Cell`] computes one step. An LSTM or GRU with its default activations and without dropout of its states is one
 //! op over the whole sequence (`DeclaredCell::fused`). Any other cell is part of the graph once for every step, with
-//! shared weights.
+//! shared weights. A cell is also a layer of one step.
 
 pub(super) mod bidirectional;
 mod cell;
@@ -14,11 +14,6 @@ mod options;
 pub(super) mod rnn;
 pub(super) mod simple_rnn;
 pub(super) mod time_distributed;
-
-pub use gru::GRUCell;
-pub use lstm::LSTMCell;
-pub use rnn::StackedRNNCells;
-pub use simple_rnn::SimpleRNNCell;
 
 pub(crate) use cell::{Cell, dot};
 
@@ -58,20 +53,6 @@ pub(super) fn read_recurrent(
         _ => return Ok(None),
     }))
 }
-
-/// The methods `class_name` and `config` of a cell.
-macro_rules! cell_class {
-    ($class:literal) => {
-        fn class_name(&self) -> &'static str {
-            $class
-        }
-
-        fn config(&self) -> $crate::registry::Config {
-            $crate::config::write(self)
-        }
-    };
-}
-pub(crate) use cell_class;
 
 /// Declares a recurrent layer and its cell: the structs with Keras' arguments and the builder methods of both. `ones` names
 /// the option that starts the bias of the second gate at one, or `none`. An option gives the type of its builder method's
@@ -338,6 +319,15 @@ macro_rules! option_setters {
         #[must_use]
         pub fn go_backwards(mut self, go_backwards: bool) -> Self {
             self.options.go_backwards = go_backwards;
+            self
+        }
+
+        /// Whether a batch starts with the states that the last one left, sample by sample. The inputs of the model
+        /// must have a fixed batch size ([`Input::batch_size`](crate::model::Input::batch_size));
+        /// [`Model::reset_states`](crate::model::Model::reset_states) returns to zeros.
+        #[must_use]
+        pub fn stateful(mut self, stateful: bool) -> Self {
+            self.options.stateful = stateful;
             self
         }
 

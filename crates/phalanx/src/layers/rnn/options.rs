@@ -145,9 +145,6 @@ pub(crate) fn run(
     cell: &dyn Cell,
     sequence: &Sequence,
 ) -> Result<Run> {
-    if options.stateful {
-        return Err(cx.argument("stateful", "false: states do not outlive a batch", true));
-    }
     let dims = cx.dims(sequence.x);
     let [steps, input @ ..] = &dims[..] else {
         let received = shape_text(cx, sequence.x);
@@ -157,28 +154,56 @@ pub(crate) fn run(
         let received = shape_text(cx, sequence.x);
         return Err(cx.argument("input", "shape (batch, steps, features) with steps", received));
     }
-    let count = cell.states();
-    let mut states: Vec<Option<NodeId>> = sequence.initial.iter().copied().map(Some).collect();
-    if states.is_empty() {
-        states = vec![None; count];
-    }
-    if states.len() != count {
-        return Err(cx.argument("initial_state", &format!("{count} states"), states.len()));
+    let (count, given) = (cell.states(), sequence.initial.len());
+    if given != 0 && given != count {
+        return Err(cx.argument("initial_state", &format!("{count} states"), given));
     }
     let declared = cx.in_sublayer("cell", true, |cx| cell.declare(cx, input))?;
     let projected = declared.project(cx, sequence.x)?;
-    if let Some(run) = fused(cx, options, &*declared, projected, sequence)? {
-        return Ok(run);
+    let mut kept = vec![];
+    if options.stateful {
+        let first = at_step(cx, projected, 0)?;
+        for (i, dims) in declared.state_dims(cx, first)?.iter().enumerate() {
+            kept.push(cx.state(&i.to_string(), dims)?);
+        }
     }
+    let initial = match given {
+        0 => kept.iter().map(|state| state.value).collect(),
+        _ => sequence.initial.clone(),
+    };
+    let sequence = Sequence { initial, ..*sequence };
+    let run = match fused(cx, options, &*declared, projected, &sequence)? {
+        Some(run) => run,
+        None => {
+            let mut states: Vec<_> = sequence.initial.iter().copied().map(Some).collect();
+            states.resize(count, None);
+            step_by_step(cx, options, &*declared, (projected, sequence.mask), states)?
+        }
+    };
+    for (state, value) in kept.iter().zip(&run.states) {
+        cx.set_state(state, *value)?;
+    }
+    Ok(run)
+}
+
+/// Runs a cell over a sequence, one step after the other.
+fn step_by_step(
+    cx: &mut LayerContext<'_>,
+    options: &RnnOptions,
+    declared: &dyn DeclaredCell,
+    (projected, mask): (NodeId, Option<NodeId>),
+    mut states: Vec<Option<NodeId>>,
+) -> Result<Run> {
+    let steps = cx.dims(projected)[0];
     let order: Vec<usize> = match options.go_backwards {
-        false => (0..*steps).collect(),
-        true => (0..*steps).rev().collect(),
+        false => (0..steps).collect(),
+        true => (0..steps).rev().collect(),
     };
     let mut outputs: Vec<NodeId> = vec![];
     for t in order {
         let x = at_step(cx, projected, t)?;
         let mut step = declared.step(cx, x, &states)?;
-        if let Some(mask) = sequence.mask {
+        if let Some(mask) = mask {
             let valid = at_step(cx, mask, t)?;
             let kept = outputs.last().copied().filter(|_| !options.zero_output_for_mask);
             step = masked(cx, valid, step, kept, &states)?;

@@ -1,8 +1,10 @@
 //! A recurrent layer with any cell, and stacks of cells.
 
-use super::cell::{Cell, DeclaredCell, Step};
+use super::cell::{self, Cell, DeclaredCell, Step};
+use super::gru::GRUCell;
+use super::lstm::LSTMCell;
 use super::options::{self, RnnOptions};
-use super::{GRUCell, LSTMCell, SimpleRNNCell};
+use super::simple_rnn::SimpleRNNCell;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Layer, LayerContext, Outputs};
@@ -81,7 +83,7 @@ impl SharedCell {
     }
 }
 
-impl Cell for SharedCell {
+impl Layer for SharedCell {
     fn class_name(&self) -> &'static str {
         self.cell.class_name()
     }
@@ -90,6 +92,12 @@ impl Cell for SharedCell {
         self.cell.config()
     }
 
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<Outputs> {
+        self.cell.call(cx, inputs)
+    }
+}
+
+impl Cell for SharedCell {
     fn states(&self) -> usize {
         self.cell.states()
     }
@@ -199,7 +207,7 @@ struct Declared<'a> {
     states: Vec<usize>,
 }
 
-impl Cell for StackedRNNCells {
+impl Layer for StackedRNNCells {
     fn class_name(&self) -> &'static str {
         "StackedRNNCells"
     }
@@ -209,6 +217,16 @@ impl Cell for StackedRNNCells {
         Config::from_iter([("cells".to_string(), cells.into())])
     }
 
+    fn signature(&self) -> &'static [&'static str] {
+        cell::SIGNATURE
+    }
+
+    fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
+        cell::call(cx, self)
+    }
+}
+
+impl Cell for StackedRNNCells {
     fn states(&self) -> usize {
         self.cells.iter().map(Cell::states).sum()
     }
@@ -243,6 +261,11 @@ impl Cell for StackedRNNCells {
 impl DeclaredCell for Declared<'_> {
     fn output(&self) -> Vec<usize> {
         self.cells.last().map(|cell| cell.output()).unwrap_or_default()
+    }
+
+    fn state_dims(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<Vec<usize>>> {
+        let dims = self.cells.iter().map(|cell| cell.state_dims(cx, x));
+        Ok(dims.collect::<Result<Vec<_>>>()?.concat())
     }
 
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {

@@ -23,9 +23,9 @@ struct Declared<'a> {
     activation: &'a ActivationFn,
 }
 
-impl Cell for SimpleRNNCell {
-    super::cell_class!("SimpleRNNCell");
+super::cell::cell_layer!(SimpleRNNCell, "SimpleRNNCell");
 
+impl Cell for SimpleRNNCell {
     fn states(&self) -> usize {
         1
     }
@@ -44,6 +44,10 @@ impl Cell for SimpleRNNCell {
 impl DeclaredCell for Declared<'_> {
     fn output(&self) -> Vec<usize> {
         vec![self.cell.units()]
+    }
+
+    fn state_dims(&self, _: &mut LayerContext<'_>, _: NodeId) -> Result<Vec<Vec<usize>>> {
+        Ok(vec![self.output()])
     }
 
     fn project(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<NodeId> {

@@ -47,6 +47,8 @@ pub(crate) struct BatchChecks {
     pub(super) lookups: Vec<Lookup>,
     /// The origin of the next batch.
     pub(crate) origin: BatchOrigin,
+    /// A layer whose states outlive a batch, if there is one.
+    pub(super) stateful_layer: Option<String>,
 }
 
 impl BatchChecks {
@@ -107,8 +109,21 @@ impl BatchChecks {
         Err(Error::argument(owner, what, text(ty, rows), text(&received, t.rows())))
     }
 
+    /// Fails if a layer needs batches of another size.
+    pub(super) fn check_batch_size(&self, rows: usize) -> Result<()> {
+        match (&self.stateful_layer, self.def.batch_size()) {
+            (Some(layer), Some(size)) if size != rows => {
+                let expected = format!("{size} samples, as its states have");
+                let batch = format!("size{}", self.origin);
+                Err(Error::argument(format!("layer '{layer}'"), batch, expected, rows))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks a batch of a shape against the model.
     pub(super) fn check(&self, batch: &HostBatch, shape: &BatchShape, targets: bool) -> Result<()> {
+        self.check_batch_size(batch.rows)?;
         let rows = batch.local_len();
         self.check_count("inputs", self.def.fed.len(), batch.inputs.len())?;
         for (i, (t, fed)) in batch.inputs.iter().zip(self.def.fed.iter()).enumerate() {

@@ -39,6 +39,7 @@ impl Session {
             output_names: custom.targets.iter().map(|(name, _)| name.clone()).collect(),
             lookups: indices::lookups(&step.graph, def.fed.len()),
             origin: BatchOrigin::default(),
+            stateful_layer: None,
         };
         // Workers and resumed runs must have the same step.
         let mut digest = Digest::default();

@@ -114,6 +114,33 @@ impl DeviceWeights {
         }
     }
 
+    /// Sets the states that no batch has left a value in to zero.
+    pub fn start_states(&self) -> Result<()> {
+        for weight in self.all.iter().filter(|w| w.layer.holds_states()) {
+            let started = weight.layer.weights()[weight.index].values.is_some();
+            let dims = &self.params[weight.param.index()].dims;
+            if !started {
+                let zeros = vec![0.0; dims.iter().product()];
+                lock(&self.executor).set_param(weight.param, &zeros)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Declares that the newest states, which every step changes, are on these devices.
+    pub fn own_states(&self) {
+        for bound in self.layers.iter().filter(|bound| bound.layer.holds_states()) {
+            bound.layer.set_owner(&self.store, &bound.params);
+        }
+    }
+
+    /// The name of a layer whose states outlive a batch, if there is one.
+    pub fn stateful_layer(&self) -> Option<String> {
+        let of_state = |w: &&ModelWeight| w.layer.holds_states();
+        let name = |w: &ModelWeight| w.layer_name.trim_start_matches("@state/").to_string();
+        self.all.iter().find(of_state).map(name)
+    }
+
     /// Names as `layer/weight`.
     pub fn names(&self) -> Vec<String> {
         let full =

@@ -33,7 +33,7 @@ use super::definition::Definition;
 use super::steps::{self, Lowered};
 use super::update_graph::{UpdateState, members};
 use crate::error::{Error, Result};
-use crate::layer::{Lowering, ModelWeight, lock};
+use crate::layer::{InputSizes, Lowering, ModelWeight, lock};
 use crate::optimizers::Optimizer;
 use crate::schedules::LearningRate;
 use crate::strategy::{Backend, MirroredStrategy};
@@ -128,7 +128,7 @@ fn lower(
     low.graph.set_max_batch(max_batch);
     low.synchronized = synchronized;
     low.mixed = def.dtype_policy() != Policy::Float32;
-    low.open_sizes = def.is_open();
+    low.sizes = InputSizes { open: def.is_open(), batch: def.batch_size() };
     let outputs = def.lower_on_feeds(&mut low, shapes)?;
     let scaling = optimizer.inner().map(|(_, scaling)| scaling);
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
@@ -168,6 +168,7 @@ impl Session {
             output_names: output_names.clone(),
             lookups: indices::lookups(graph, model.def.fed.len()),
             origin: BatchOrigin::default(),
+            stateful_layer: None,
         };
         let custom = None;
         let objective =
@@ -223,6 +224,8 @@ impl Session {
             results: StepResults { fetched: vec![], running },
         };
         session.weights.sync_to_devices()?;
+        session.weights.start_states()?;
+        session.checks.stateful_layer = session.weights.stateful_layer();
         Ok(session)
     }
 

@@ -191,6 +191,8 @@ impl Session {
     ) -> Result<StepsInFlight> {
         let training = kind == StepKind::Train;
         let rows = batches.first().map_or(0, |b| b.rows.len());
+        self.checks.check_batch_size(rows)?;
+        self.weights.own_states();
         let shape = if self.def.is_open() { self.shape_for(&table.inputs)? } else { 0 };
         let step = ShapedStep { kind, shape };
         let program = self.ensure_loaded(step, rows)?;

@@ -116,6 +116,7 @@ impl Session {
             self.checks.check(batch, self.shapes.get(shaped.shape), true)?;
         }
         let id = self.ensure_loaded(shaped, batch.rows)?;
+        self.weights.own_states();
         let of_executor = self.weights.update.is_none();
         let divisors = self.with_feeds(shaped, batch, &numbers, |executor, feeds| {
             let (rows, scalars) = (batch.rows, &scalars[..]);
@@ -259,6 +260,7 @@ impl Session {
         self.checks.check(batch, self.shapes.get(shape), false)?;
         let shaped = ShapedStep { kind: StepKind::Predict, shape };
         let id = self.ensure_loaded(shaped, batch.rows)?;
+        self.weights.own_states();
         let local = self.local_rows(batch)?;
         let BatchShape { steps, outputs, .. } = self.shapes.get(shape);
         let inputs = batch.inputs.iter().map(|t| feed(t, &local));

@@ -72,10 +72,10 @@ fn dtype(dtype: DType) -> &'static str {
     }
 }
 
-/// A shape with an open batch dimension, in which open sizes are null.
-fn shape(shape: &Shape) -> Value {
-    let axes = shape.sizes().iter().map(|size| size.map_or(Value::Null, Value::from));
-    std::iter::once(Value::Null).chain(axes).collect()
+/// The shape of a batch, in which open sizes are null.
+fn shape(batch: Option<usize>, shape: &Shape) -> Value {
+    let axes = std::iter::once(&batch).chain(shape.sizes());
+    axes.map(|size| size.map_or(Value::Null, Value::from)).collect()
 }
 
 struct Writer {
@@ -113,7 +113,7 @@ impl Writer {
     }
 
     fn sequential(&self, def: &Definition) -> Map<String, Value> {
-        let input = shape(&def.input(0).shape);
+        let input = shape(def.batch_size(), &def.input(0).shape);
         let layers: Vec<Value> =
             def.members.iter().map(|m| self.callee(&m.name, &m.callee).into()).collect();
         let config = json!({
@@ -198,7 +198,7 @@ impl Writer {
             None if input.text => "string",
             None => dtype(input.dtype),
         };
-        let config = json!({ "batch_shape": shape(&input.shape), "dtype": dtype,
+        let config = json!({ "batch_shape": shape(input.batch_size, &input.shape), "dtype": dtype,
                              "sparse": false, "name": name });
         self.object("keras.layers", "InputLayer", config)
     }
@@ -257,6 +257,8 @@ struct Nodes<'a> {
     indices: HashMap<*const Call, (usize, usize)>,
     /// The calls of each member.
     calls: Vec<Vec<&'a ModelCall>>,
+    /// The size of every batch, if it is fixed.
+    batch: Option<usize>,
 }
 
 impl<'a> Nodes<'a> {
@@ -270,7 +272,7 @@ impl<'a> Nodes<'a> {
                 indices.insert(Arc::as_ptr(&placed.call), (member, number));
             }
         }
-        Nodes { def, indices, calls }
+        Nodes { def, indices, calls, batch: def.batch_size() }
     }
 
     /// The member and index of a call. An unused input is in no call.
@@ -313,7 +315,7 @@ impl<'a> Nodes<'a> {
             _ => dtype(ty.dtype()),
         };
         json!({ "class_name": "__keras_tensor__", "config": {
-            "shape": shape(&ty.shape()), "dtype": dtype,
+            "shape": shape(self.batch, &ty.shape()), "dtype": dtype,
             "keras_history": [name, number, symbol.output],
         }})
     }

@@ -253,20 +253,25 @@ fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee
     input_of_shape(owner, shape)
 }
 
-/// An input from a shape with an open batch dimension. Other sizes that are null stay open.
+/// An input from a shape whose first size is that of the batch. Sizes that are null are open.
 fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     let wrong = || {
-        let expected = "[null, ..] with the sizes of a sample";
+        let expected = "[batch or null, ..] with the sizes of a sample";
         Error::argument(owner, "input shape", expected, brief(shape))
     };
-    let Some([Value::Null, sizes @ ..]) = shape.as_array().map(Vec::as_slice) else {
+    let Some([batch, sizes @ ..]) = shape.as_array().map(Vec::as_slice) else {
         return Err(wrong());
     };
     let size = |size: &Value| match size {
         Value::Null => Ok(None),
         size => size.as_u64().and_then(|n| usize::try_from(n).ok()).map(Some).ok_or_else(wrong),
     };
-    Ok(Input::new(sizes.iter().map(size).collect::<Result<Vec<Option<usize>>>>()?))
+    let mut input = Input::new(sizes.iter().map(size).collect::<Result<Vec<Option<usize>>>>()?);
+    input.batch_size = size(batch)?;
+    if input.batch_size == Some(0) {
+        return Err(wrong());
+    }
+    Ok(input)
 }
 
 fn input(object: &Object<'_>) -> Result<Input> {

@@ -159,7 +159,7 @@ fn unknown_names_are_kept_until_the_call() {
     assert!(text.starts_with("unknown initializer 'he'; did you mean 'he_uniform'?"), "{text}");
     let text = refusal(Dense::new(3).kernel_regularizer("l3"), &[&[3]]);
     assert!(text.starts_with("unknown regularizer 'l3'"), "{text}");
-    assert!(text.ends_with("known: l1, l2, l1_l2"), "{text}");
+    assert!(text.ends_with("known: l1, l2, l1_l2, orthogonal_regularizer"), "{text}");
     let text = refusal(Dense::new(3).bias_constraint("nonnegative"), &[&[3]]);
     assert!(text.starts_with("unknown constraint 'nonnegative'"), "{text}");
 }
