@@ -247,7 +247,7 @@ op_table! {
     Op::AffineSample(_) => "affine_sample", Smooth;
     Op::AffineSampleGrad(_) => "affine_sample_grad", Refused;
     Op::Dot(_) => "dot", Smooth;
-    Op::DotGradInput => "dot_grad_input", Refused;
+    Op::DotGradInput => "dot_grad_input", Smooth;
     Op::DotGradKernel => "dot_grad_kernel", Refused;
     Op::MatMul(_) => "matmul", Smooth;
     Op::Conv(..) => "conv", Smooth;
