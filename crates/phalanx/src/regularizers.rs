@@ -1,6 +1,7 @@
-//! Regularizers of weights and of a layer's outputs, which add `l1 Σ|w| + l2 Σw²` to the loss.
+//! Regularizers of weights and of a layer's outputs, which add `l1 Σ|w| + l2 Σw²` to the loss; and custom ones of weights.
 
 use crate::by_name::{keras_object, named};
+use crate::custom::{CustomRegularizer, CustomValue};
 use crate::error::Result;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{Graph, NodeId};
@@ -22,7 +23,7 @@ fn default_factor() -> f64 {
 /// let by_name = Dense::new(10).kernel_regularizer("l2"); // factor 0.01
 /// assert_eq!(Regularizer::l2(1e-4).coefficients(), (0.0, 1e-4));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", tag = "class_name", content = "config", deny_unknown_fields)]
 pub enum Regularizer {
     /// `l1 Σ|w|`
@@ -46,6 +47,9 @@ pub enum Regularizer {
         #[serde(default)]
         l2: f64,
     },
+    /// A custom class, for weights only
+    #[serde(skip)]
+    Custom(CustomValue<dyn CustomRegularizer>),
 }
 
 impl Regularizer {
@@ -64,12 +68,13 @@ impl Regularizer {
         Regularizer::L1L2 { l1, l2 }
     }
 
-    /// The factors of `Σ|w|` and of `Σw²`.
+    /// The factors of `Σ|w|` and of `Σw²`; both are 0 for a custom class.
     pub fn coefficients(&self) -> (f64, f64) {
         match *self {
             Regularizer::L1 { l1 } => (l1, 0.0),
             Regularizer::L2 { l2 } => (0.0, l2),
             Regularizer::L1L2 { l1, l2 } => (l1, l2),
+            Regularizer::Custom(_) => (0.0, 0.0),
         }
     }
 
@@ -100,7 +105,7 @@ impl Regularizer {
 }
 
 named! {
-    Regularizer, "regularizer", str::to_lowercase;
+    Regularizer, "regularizer", str::to_lowercase, or Regularizer::custom_by_name;
     "l1" => Regularizer::l1(DEFAULT),
     "l2" => Regularizer::l2(DEFAULT),
     "l1_l2" | "l1l2" => Regularizer::l1_l2(0.0, 0.0),

@@ -228,7 +228,7 @@ fn initializers_have_keras_statistics() {
             "registered_name": null,
         });
         let initializer: Initializer = serde_json::from_value(saved.clone()).unwrap();
-        let written = serde_json::to_value(initializer).unwrap();
+        let written = serde_json::to_value(&initializer).unwrap();
         assert_same_config(written, saved, case.name);
 
         let dims: Vec<usize> = serde_json::from_value(case.json["shape"].clone()).unwrap();
@@ -264,7 +264,7 @@ fn kernels_of_spectrograms_match_keras() {
             "registered_name": null,
         });
         let initializer: Initializer = serde_json::from_value(saved.clone()).unwrap();
-        assert_same_config(serde_json::to_value(initializer).unwrap(), saved, case.name);
+        assert_same_config(serde_json::to_value(&initializer).unwrap(), saved, case.name);
         let dims: Vec<usize> = serde_json::from_value(case.json["shape"].clone()).unwrap();
         initializer.fits(&dims).unwrap();
         let values = initializer.sample(&dims, &mut Stream::new(1, 0, 0, 0));
@@ -297,7 +297,7 @@ fn penalties_match_keras() {
             assert!(difference_to_scale(values, case.f32("output")) <= 1e-6, "{name}");
         } else {
             let regularizer: Regularizer = serde_json::from_value(saved.clone()).unwrap();
-            let written = serde_json::to_value(regularizer).unwrap();
+            let written = serde_json::to_value(&regularizer).unwrap();
             assert_same_config(written, saved, name);
             let (l1, l2) = regularizer.coefficients();
             let w = input.f32().unwrap().iter().map(|x| f64::from(*x));
