@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, Operand};
 use crate::layers::noise::box_muller;
 use crate::losses::{Loss, Reduction};
-use crate::metrics::{Metric, weighted_mean};
+use crate::metrics::Metric;
 use crate::model::steps::{self, reduced_fetch};
 use crate::model::{Definition, StepKind};
 use crate::optimizers::Optimizer;
@@ -479,27 +479,5 @@ impl<'a> StepContext<'a> {
         };
         self.recorded.penalty = Some(Fetch { name: "penalty".into(), node });
         Ok(())
-    }
-}
-
-impl Metric for StepMean {
-    fn class_name(&self) -> &'static str {
-        "Mean"
-    }
-
-    fn config(&self) -> crate::registry::Config {
-        crate::registry::Config::new()
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
-
-    fn update(&self, g: &mut Graph, _: NodeId, value: NodeId, weight: NodeId) -> Result<NodeId> {
-        weighted_mean(self, g, value, weight)
     }
 }

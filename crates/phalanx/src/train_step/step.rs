@@ -3,7 +3,7 @@
 use super::context::StepContext;
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerContext, LayerHandle, ModelWeight, Outputs};
-use crate::metrics::Metric;
+use crate::metrics::{Metric, weighted_mean};
 use crate::model::steps::{self, Seeds};
 use crate::model::update_graph::{self, WeightState};
 use crate::model::{Definition, StepKind};
@@ -11,7 +11,7 @@ use crate::optimizers::Optimizer;
 use crate::registry::Config;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::passes::{checked, fuse_epilogues};
-use phalanx_graph::{Fetch, NodeId, ParamId, Step, Type};
+use phalanx_graph::{Fetch, Graph, NodeId, ParamId, Step, Type};
 use std::fmt;
 use std::sync::Arc;
 
@@ -137,6 +137,28 @@ pub(super) struct StepMean {
 impl StepMean {
     pub fn new(name: &str) -> StepMean {
         StepMean { name: name.into() }
+    }
+}
+
+impl Metric for StepMean {
+    fn class_name(&self) -> &'static str {
+        "Mean"
+    }
+
+    fn config(&self) -> Config {
+        Config::new()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_name(&mut self, name: &str) {
+        self.name = name.into();
+    }
+
+    fn update(&self, g: &mut Graph, _: NodeId, value: NodeId, weight: NodeId) -> Result<NodeId> {
+        weighted_mean(self, g, value, weight)
     }
 }
 

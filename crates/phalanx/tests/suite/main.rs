@@ -33,5 +33,6 @@ mod resume;
 mod tensorboard;
 mod text;
 mod train_steps;
+mod train_steps_keras;
 mod training_arguments;
 mod workers;
