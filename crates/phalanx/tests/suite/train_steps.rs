@@ -64,7 +64,7 @@ pub(crate) fn generator_loss(cx: &mut StepContext<'_>, z: NodeId) -> Result<Node
 }
 
 /// A GAN with random inputs, dropout and two optimizers.
-fn small_gan(strategy: MirroredStrategy) -> (Model, Model, Trainer) {
+pub(crate) fn small_gan(strategy: MirroredStrategy) -> (Model, Model, Trainer) {
     let g = Sequential::new()
         .add(Input::new([3]))
         .add(Dense::new(8).activation("relu"))
@@ -101,7 +101,7 @@ fn small_gan(strategy: MirroredStrategy) -> (Model, Model, Trainer) {
     (g, d, trainer)
 }
 
-fn samples(rows: usize) -> Tensor {
+pub(crate) fn samples(rows: usize) -> Tensor {
     let mut rng = phalanx::Stream::new(9, 0, 0, 0);
     Tensor::new([rows, 5], (0..rows * 5).map(|_| rng.unit() as f32).collect::<Vec<f32>>()).unwrap()
 }
@@ -288,88 +288,6 @@ fn checkpoints_have_one_model_of_the_step() {
     let fit = Fit::new().verbose(0).callback(wrong);
     let error = model.fit((samples(4), Tensor::zeros([4, 2])), fit).unwrap_err().to_string();
     assert!(error.contains("model: expected none for a run that trains a model"), "{error}");
-}
-
-/// A GAN whose optimizers accumulate, average and scale their losses, the discriminator's twice in a step.
-fn averaged_gan(replicas: usize) -> (Model, Model, Trainer) {
-    let (g, d) = (generator(), discriminator());
-    let scaled = |optimizer| LossScaleOptimizer::new(optimizer).dynamic_growth_steps(3);
-    let trainer = TrainStep::new("averaged")
-        .input("real", Input::new([5]))
-        .model("generator", &g)
-        .model("discriminator", &d)
-        .optimizer("d", scaled(Adam::new(0.01).use_ema(0.8).gradient_accumulation_steps(3)))
-        .optimizer("g", scaled(Adam::new(0.02).use_ema(0.7).gradient_accumulation_steps(2)))
-        .strategy(cpus(replicas))
-        .seed(4)
-        .compile(|cx| {
-            let real = cx.input("real")?;
-            for name in ["d_loss", "d_again"] {
-                let z = cx.random_normal(&[3])?;
-                let loss = discriminator_loss(cx, real, z)?;
-                cx.minimize(name, loss, &["discriminator"], "d")?;
-            }
-            let z = cx.random_normal(&[3])?;
-            let loss = generator_loss(cx, z)?;
-            cx.minimize("g_loss", loss, &["generator"], "g")
-        })
-        .unwrap();
-    (g, d, trainer)
-}
-
-#[test]
-fn accumulating_averaging_and_scaling_optimizers_resume_to_the_bit() {
-    let fit = || Fit::new().epochs(4).batch_size(4).verbose(0);
-    let x = samples(10);
-    let (g, d, mut gan) = averaged_gan(2);
-    let history = gan.fit(&x, fit()).unwrap();
-    let whole = (g.get_weights().unwrap(), d.get_weights().unwrap());
-    for after in [1, 4, 8] {
-        let directory = tempfile::tempdir().unwrap();
-        let (mut steps, interrupt) = (0, Interrupt::new());
-        let raised = interrupt.clone();
-        let stop = LambdaCallback::new().batch_end(move |_| {
-            steps += 1;
-            if steps == after {
-                raised.raise();
-            }
-            Ok(Action::Continue)
-        });
-        let backup = || BackupAndRestore::new(directory.path());
-        let (.., mut gan) = averaged_gan(2);
-        let stopped = gan.fit(&x, fit().interrupt(&interrupt).callback(backup()).callback(stop));
-        assert!(matches!(stopped, Err(Error::Interrupted { .. })), "{stopped:?}");
-        drop(gan);
-        let (g, d, mut gan) = averaged_gan(2);
-        let resumed = gan.fit(&x, fit().callback(backup())).unwrap();
-        assert_eq!(resumed.get("d_again"), history.get("d_again"), "{after}");
-        assert_eq!((g.get_weights().unwrap(), d.get_weights().unwrap()), whole, "{after}");
-    }
-    // Replicas and remainders change nothing but roundings.
-    let (g, _, mut gan) = averaged_gan(3);
-    let three = gan.fit(&x, fit()).unwrap();
-    for name in ["d_loss", "d_again", "g_loss"] {
-        let (three, two) = (three.get(name).unwrap(), history.get(name).unwrap());
-        let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-5 * b.abs();
-        assert!(three.iter().zip(two).all(near), "{name}: {three:?} {two:?}");
-    }
-    for (a, b) in g.get_weights().unwrap().iter().zip(&whole.0) {
-        let apart = difference_to_scale(a.f32().unwrap(), b.f32().unwrap());
-        assert!(apart < 1e-3, "{apart:.1e}");
-    }
-}
-
-#[test]
-fn half_precision_trains_several_optimizers() {
-    let train = |policy: Policy| {
-        let (.., mut gan) = small_gan(cpus(1).policy(policy));
-        gan.fit(samples(12), Fit::new().epochs(3).batch_size(4).verbose(0)).unwrap()
-    };
-    let (whole, half) = (train(Policy::Float32), train(Policy::MixedFloat16));
-    assert!(half.get("loss_scale").is_some());
-    let (half, whole) = (half.last("g_loss").unwrap(), whole.last("g_loss").unwrap());
-    assert!((half - whole).abs() < 1e-2 * whole, "{half} {whole}");
-    train(Policy::MixedBfloat16);
 }
 
 #[test]
