@@ -52,33 +52,72 @@ class Block(L.Layer):
         return {**super().get_config(), "units": self.units}
 
 
-@keras.saving.register_keras_serializable(package="my")
-class PowerError(keras.losses.Loss):
-    def __init__(self, power=3.0, name="power_error", reduction="sum_over_batch_size", dtype=None):
+# The classes of crates/phalanx/examples/custom_layer.rs.
+@keras.saving.register_keras_serializable(package="example")
+class Pinball(keras.losses.Loss):
+    def __init__(self, quantile=0.5, name="pinball", reduction="sum_over_batch_size", dtype=None):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
-        self.power = power
+        self.quantile = quantile
 
     def call(self, y_true, y_pred):
-        return ops.mean(ops.abs(y_true - y_pred) ** self.power, axis=-1)
+        error = y_true - y_pred
+        return ops.mean(ops.maximum(self.quantile * error, (self.quantile - 1.0) * error), axis=-1)
 
     def get_config(self):
-        return {**super().get_config(), "power": self.power}
+        return {**super().get_config(), "quantile": self.quantile}
 
 
-@keras.saving.register_keras_serializable(package="my")
-class Bias(keras.metrics.Metric):
-    def __init__(self, name="bias", dtype=None):
+@keras.saving.register_keras_serializable(package="example")
+class Coverage(keras.metrics.Metric):
+    def __init__(self, name="coverage", dtype=None):
         super().__init__(name=name, dtype=dtype)
         self.total = self.add_weight(name="total", initializer="zeros")
         self.count = self.add_weight(name="count", initializer="zeros")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        error = ops.mean(y_pred - y_true, axis=-1)
-        self.total.assign(self.total + ops.sum(error))
-        self.count.assign(self.count + ops.shape(error)[0])
+        below = ops.mean(ops.cast(y_pred > y_true, "float32"), axis=-1)
+        self.total.assign(self.total + ops.sum(below))
+        self.count.assign(self.count + ops.shape(below)[0])
 
     def result(self):
         return self.total / self.count
+
+
+@keras.saving.register_keras_serializable(package="my")
+class Alternating(keras.initializers.Initializer):
+    def __init__(self, value=0.0):
+        self.value = value
+
+    def __call__(self, shape, dtype=None):
+        signs = np.resize(np.array([1.0, -1.0], np.float32), int(np.prod(shape))).reshape(shape)
+        return ops.convert_to_tensor(signs * np.float32(self.value), dtype)
+
+    def get_config(self):
+        return {"value": self.value}
+
+
+@keras.saving.register_keras_serializable(package="my")
+class SquaredSum(keras.regularizers.Regularizer):
+    def __init__(self, factor=0.0):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * ops.sum(x) ** 2
+
+    def get_config(self):
+        return {"factor": self.factor}
+
+
+@keras.saving.register_keras_serializable(package="my")
+class Clip(keras.constraints.Constraint):
+    def __init__(self, limit=0.01):
+        self.limit = limit
+
+    def __call__(self, w):
+        return ops.clip(w, -self.limit, self.limit)
+
+    def get_config(self):
+        return {"limit": self.limit}
 
 
 @keras.saving.register_keras_serializable(package="my")
@@ -113,6 +152,21 @@ def network(activation):
     return keras.Sequential([keras.Input((3,)), *chain], name="net")
 
 
+def weights_network():
+    chain = [
+        L.Dense(6, "tanh", kernel_initializer=Alternating(0.3), kernel_regularizer=SquaredSum(0.05), bias_constraint=Clip(0.02)),
+        L.Dense(2, kernel_constraint=Clip(0.2), bias_regularizer=SquaredSum(0.1)),
+    ]
+    return keras.Sequential([keras.Input((3,)), *chain], name="net")
+
+
+def models():
+    """Models with their losses and metrics, by name."""
+    yield "classes", network("tanh"), Pinball(0.9), [Coverage()]
+    yield "functions", network(bent), quartic, [quartic, "mae"]
+    yield "weights", weights_network(), "mse", ["mae"]
+
+
 def save(name, model):
     model.save(os.path.join(FIXTURES, f"custom_{name}.keras"))
 
@@ -129,13 +183,9 @@ def refused():
 
 def make():
     fixture = Fixture("custom")
-    for name, activation, loss, metrics in [
-        ("classes", "tanh", PowerError(2.0), [Bias()]),
-        ("functions", bent, quartic, [quartic, "mae"]),
-    ]:
-        keras.utils.set_random_seed(8)
+    keras.utils.set_random_seed(8)
+    for name, model, loss, metrics in models():
         rng = rng_for(name)
-        model = network(activation)
         for weight in model.trainable_weights:
             weight.assign(normal(rng, *weight.shape) * 0.5)
         model.compile(keras.optimizers.Adam(0.02), loss, metrics=metrics)

@@ -9,6 +9,7 @@ from keras import layers as L
 from keras import losses, metrics
 from keras import optimizers as O
 
+import custom_models
 import layer_cases
 
 BATCH, STEPS = 4, 3
@@ -362,5 +363,8 @@ def all_models():
     dropout = [L.Dense(4), L.Dropout(0.3, seed=7), L.Dense(2)]
     yield "dropout", compiled(sequential((5,), *dropout)), {"train": False}
     yield "uncompiled", sequential((5,), L.Dense(2), name="plain"), {}
+    for name, model, loss, metrics in custom_models.models():
+        model.compile(keras.optimizers.Adam(0.02), loss, metrics=metrics)
+        yield f"custom_{name}", model, {}
     for seed in range(12):
         yield f"random_{seed:02}", random_graph(seed), {}

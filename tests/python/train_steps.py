@@ -42,8 +42,19 @@ def penalty(model, trainable):
     return total
 
 
+def scaled(optimizer, loss):
+    return optimizer.scale_loss(loss) if isinstance(optimizer, K.LossScaleOptimizer) else loss
+
+
+# As Keras' JAX trainer does; with a loss scale, `apply` would leak tracers.
+def apply(optimizer, gradients, variables):
+    new, state = optimizer.stateless_apply([v.value for v in optimizer.variables], gradients, [v.value for v in variables])
+    for variable, value in zip(variables + optimizer.variables, [*new, *state]):
+        variable.assign(value)
+
+
 # Each phase of the GAN: the discriminator first, then the generator, which sees the new discriminator.
-def gan(name, optimizers, repeats):
+def gan(name, optimizers, repeats, factor=1.0):
     keras.utils.set_random_seed(3)
     rng = rng_for(name)
     g, d = generator(), discriminator()
@@ -54,22 +65,28 @@ def gan(name, optimizers, repeats):
     d_optimizer, g_optimizer = optimizers
     d_optimizer.build(d.trainable_variables)
     g_optimizer.build(g.trainable_variables)
-    bce = keras.losses.BinaryCrossentropy(from_logits=True)
+    each = keras.losses.BinaryCrossentropy(from_logits=True, reduction=None)
+
+    # The factor is inside the mean, as in Phalanx: scaled losses overflow at the same place.
+    def bce(target, logits):
+        return ops.mean(each(target, logits) * factor)
+
     tensors = {f"start/{i}": np.asarray(v) for i, v in enumerate(g.weights + d.weights)}
-    losses = []
+    losses, scales = [], []
 
     def d_loss(d_trainable, d_other, g_trainable, g_other, real, z):
         fake, g_other = g.stateless_call(g_trainable, g_other, z, training=True)
         real_logits, d_other = d.stateless_call(d_trainable, d_other, real, training=True)
         fake_logits, d_other = d.stateless_call(d_trainable, d_other, fake, training=True)
         loss = bce(ops.ones((ROWS, 1)), real_logits) + bce(ops.zeros((ROWS, 1)), fake_logits)
-        return loss + penalty(d, d_trainable), (g_other, loss)
+        loss = loss + penalty(d, d_trainable)
+        return scaled(d_optimizer, loss), (g_other, loss)
 
     def g_loss(g_trainable, g_other, d_trainable, d_other, z):
         fake, g_other = g.stateless_call(g_trainable, g_other, z, training=True)
         logits, _ = d.stateless_call(d_trainable, d_other, fake, training=True)
         loss = bce(ops.ones((ROWS, 1)), logits)
-        return loss, (g_other, loss)
+        return scaled(g_optimizer, loss), (g_other, loss)
 
     for step in range(STEPS):
         real, z1, z2 = normal(rng, ROWS, 5), normal(rng, ROWS, 3), normal(rng, ROWS, 3)
@@ -79,21 +96,135 @@ def gan(name, optimizers, repeats):
             (gt, go), (dt, do) = variables(g), variables(d)
             gradient, (go, loss) = jax.grad(d_loss, has_aux=True)(dt, do, gt, go, real, z1)
             assign(g, gt, go)
-            d_optimizer.apply(gradient)
+            apply(d_optimizer, gradient, d.trainable_variables)
             of_step.append(float(loss))
         (gt, go), (dt, do) = variables(g), variables(d)
         gradient, (go, loss) = jax.grad(g_loss, has_aux=True)(gt, go, dt, do, z2)
         assign(g, gt, go)
-        g_optimizer.apply(gradient)
+        apply(g_optimizer, gradient, g.trainable_variables)
         of_step.append(float(loss))
         losses.append(of_step)
+        scales.append([float(o.dynamic_scale) for o in optimizers if isinstance(o, K.LossScaleOptimizer)])
         if step == 0:
             tensors |= {f"first/{i}": np.asarray(v) for i, v in enumerate(g.weights + d.weights)}
     tensors["losses"] = np.array(losses, np.float32)
+    tensors["scales"] = np.array(scales, np.float32)
     tensors |= {f"after/{i}": np.asarray(v) for i, v in enumerate(g.weights + d.weights)}
+    # What `fit` leaves in the weights: the moving averages, if an optimizer keeps them.
+    for optimizer, model in ((d_optimizer, d), (g_optimizer, g)):
+        getattr(optimizer, "inner_optimizer", optimizer).finalize_variable_values(model.trainable_variables)
+    tensors |= {f"final/{i}": np.asarray(v) for i, v in enumerate(g.weights + d.weights)}
     described = [keras.optimizers.serialize(o) for o in optimizers]
     described = [{"class_name": o["class_name"], "config": o["config"]} for o in described]
-    return {"name": name, "steps": STEPS, "repeats": repeats, "optimizers": described}, tensors
+    return {"name": name, "steps": STEPS, "repeats": repeats, "factor": factor, "optimizers": described}, tensors
+
+
+# The divergence of a normal distribution from the standard one, which the layer adds to the loss.
+class Divergence(L.Layer):
+    def call(self, inputs):
+        mean, log_variance = inputs
+        each = 0.5 * (ops.exp(log_variance) + mean**2 - 1.0 - log_variance)
+        self.add_loss(0.1 * ops.mean(ops.sum(each, axis=-1)))
+        return mean
+
+
+def encoder():
+    x = keras.Input((5,))
+    hidden = L.Dense(4, activation="tanh", activity_regularizer="l2", name="hidden")(x)
+    log_variance = L.Dense(2, name="log_variance")(hidden)
+    mean = Divergence(name="divergence")([L.Dense(2, name="mean")(hidden), log_variance])
+    return keras.Model(x, [mean, log_variance], name="encoder")
+
+
+def decoder():
+    chain = [L.Dense(4, activation="relu", kernel_regularizer="l1"), L.Dense(5, activity_regularizer="l1")]
+    return keras.Sequential([keras.Input((2,)), *chain], name="decoder")
+
+
+# A variational autoencoder: one phase trains both models with all losses that layers add. If there is a second optimizer,
+# a second phase trains the decoder alone on given codes, with what the decoder adds.
+def vae(name, optimizers):
+    keras.utils.set_random_seed(4)
+    rng = rng_for(name)
+    e, d = encoder(), decoder()
+    for model in (e, d):
+        for variable in model.variables:
+            variable.assign(normal(rng, *variable.shape) * 0.4)
+    optimizers[0].build(e.trainable_variables + d.trainable_variables)
+    for optimizer in optimizers[1:]:
+        optimizer.build(d.trainable_variables)
+    mse = keras.losses.MeanSquaredError()
+    tensors = {f"start/{i}": np.asarray(v) for i, v in enumerate(e.weights + d.weights)}
+
+    def both(trainable, x, noise):
+        of_e, of_d = trainable[: len(e.trainable_variables)], trainable[len(e.trainable_variables) :]
+        (mean, log_variance), _, from_e = e.stateless_call(of_e, [], x, training=True, return_losses=True)
+        y, _, from_d = d.stateless_call(of_d, [], mean + ops.exp(0.5 * log_variance) * noise, training=True, return_losses=True)
+        return mse(x, y) + sum(from_e) + sum(from_d)
+
+    def alone(trainable, x, code):
+        y, _, from_d = d.stateless_call(trainable, [], code, training=True, return_losses=True)
+        return mse(x, y) + sum(from_d)
+
+    losses = []
+    for step in range(STEPS):
+        x, noise, code = normal(rng, ROWS, 5), normal(rng, ROWS, 2), normal(rng, ROWS, 2)
+        tensors |= {f"x/{step}": x, f"noise/{step}": noise, f"code/{step}": code}
+        of_step = []
+        values = [v.value for v in e.trainable_variables + d.trainable_variables]
+        loss, gradient = jax.value_and_grad(both)(values, x, noise)
+        optimizers[0].apply(gradient)
+        of_step.append(float(loss))
+        for optimizer in optimizers[1:]:
+            loss, gradient = jax.value_and_grad(alone)([v.value for v in d.trainable_variables], x, code)
+            optimizer.apply(gradient)
+            of_step.append(float(loss))
+        losses.append(of_step)
+    tensors["losses"] = np.array(losses, np.float32)
+    tensors |= {f"after/{i}": np.asarray(v) for i, v in enumerate(e.weights + d.weights)}
+    described = [keras.optimizers.serialize(o) for o in optimizers]
+    described = [{"class_name": o["class_name"], "config": o["config"]} for o in described]
+    return {"name": name, "steps": STEPS, "optimizers": described}, tensors
+
+
+def critic():
+    chain = [L.Conv1D(4, 3, padding="same", activation="tanh"), L.Flatten(), L.Dense(6, activation="softplus"), L.Dense(1)]
+    return keras.Sequential([keras.Input((5, 2)), *chain], name="critic")
+
+
+# A Wasserstein critic: the penalty contains the derivative of the critic by its input.
+def wgan(name, optimizer):
+    keras.utils.set_random_seed(5)
+    rng = rng_for(name)
+    c = critic()
+    for variable in c.variables:
+        variable.assign(normal(rng, *variable.shape) * 0.5)
+    optimizer.build(c.trainable_variables)
+    tensors = {f"start/{i}": np.asarray(v) for i, v in enumerate(c.weights)}
+
+    def call(trainable, x):
+        return c.stateless_call(trainable, [], x, training=True)[0]
+
+    def loss_of(trainable, real, fake, share):
+        share = share[:, :, None]
+        mixed = share * real + (1.0 - share) * fake
+        gradient = jax.grad(lambda x: ops.sum(call(trainable, x)))(mixed)
+        norm = ops.sqrt(ops.sum(gradient**2, axis=(1, 2)))
+        return ops.mean(call(trainable, fake) - call(trainable, real)) + 10.0 * ops.mean((norm - 1.0) ** 2)
+
+    losses = []
+    for step in range(STEPS):
+        real, fake, share = normal(rng, ROWS, 5, 2), normal(rng, ROWS, 5, 2), np.abs(normal(rng, ROWS, 1)) % 1
+        tensors |= {f"real/{step}": real, f"fake/{step}": fake, f"share/{step}": share}
+        values = [v.value for v in c.trainable_variables]
+        loss, gradient = jax.value_and_grad(loss_of)(values, real, fake, share)
+        apply(optimizer, gradient, c.trainable_variables)
+        losses.append(float(loss))
+    tensors["losses"] = np.array(losses, np.float32)
+    tensors |= {f"after/{i}": np.asarray(v) for i, v in enumerate(c.weights)}
+    described = keras.optimizers.serialize(optimizer)
+    described = [{"class_name": described["class_name"], "config": described["config"]}]
+    return {"name": name, "steps": STEPS, "optimizers": described}, tensors
 
 
 def make():
@@ -103,4 +234,29 @@ def make():
     fixture.add(*gan("gan_clipped", (K.SGD(0.1, momentum=0.9, global_clipnorm=0.5), K.RMSprop(0.01)), 1))
     fixture.add(*gan("gan_decayed", (K.AdamW(decay, weight_decay=0.05, clipnorm=0.3), K.Lion(0.01)), 1))
     fixture.add(*gan("gan_critic_twice", (K.Nadam(0.02), K.Adagrad(0.05)), 2))
+    averaged = K.Adam(0.05, use_ema=True, ema_momentum=0.8)
+    overwritten = K.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3)
+    fixture.add(*gan("gan_averaged", (overwritten, averaged), 1))
+    both = K.Adam(0.05, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.6)
+    fixture.add(*gan("gan_accumulated", (both, K.RMSprop(0.01, gradient_accumulation_steps=2)), 1))
+    decay = K.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.5)
+    # With an update in the last call: Keras also averages in calls that only accumulate, Phalanx does not.
+    both = K.Adam(decay, gradient_accumulation_steps=4, clipvalue=0.05, use_ema=True, ema_momentum=0.6)
+    fixture.add(*gan("gan_critic_accumulated", (both, K.Adam(0.01)), 2))
+    # Updates of the discriminator overflow and are skipped; its scale grows again.
+    decay = K.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.5)
+    scaled = [K.Adam(decay, use_ema=True, ema_momentum=0.6), K.Adam(0.01)]
+    scaled = [K.LossScaleOptimizer(o, initial_scale=2.0**s, dynamic_growth_steps=2) for o, s in zip(scaled, (125, 10))]
+    fixture.add(*gan("gan_scaled", scaled, 2, 64.0))
+    scaled = [K.Lamb(0.02, gradient_accumulation_steps=2), K.Adafactor(0.05)]
+    scaled = [K.LossScaleOptimizer(o, initial_scale=2.0**s, dynamic_growth_steps=3) for o, s in zip(scaled, (121, 10))]
+    fixture.add(*gan("gan_whole_weights", scaled, 1, 64.0))
+    fixture.save()
+    fixture = Fixture("train_steps_vae")
+    fixture.add(*vae("vae", [K.Adam(0.02)]))
+    fixture.add(*vae("vae_two_phases", [K.Adam(0.02), K.SGD(0.05, momentum=0.9)]))
+    fixture.save()
+    fixture = Fixture("train_steps_wgan")
+    fixture.add(*wgan("wgan", K.Adam(0.01, beta_1=0.5)))
+    fixture.add(*wgan("wgan_whole_weights", K.Lamb(0.02)))
     fixture.save()

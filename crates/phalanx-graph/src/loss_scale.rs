@@ -31,17 +31,15 @@ impl LossScale {
         LossScale { state: g.add_param("loss_scale", &[STATE], false), growth_steps }
     }
 
-    /// The seed of the backward pass, multiplied by the scale.
-    pub fn seed(&self, g: &mut Graph, coefficient: NodeId) -> Result<NodeId> {
-        let state = g.param(self.state);
+    /// The seed of the backward pass, multiplied by the scale of a `state`.
+    pub fn seed(g: &mut Graph, state: NodeId, coefficient: NodeId) -> Result<NodeId> {
         let scale = g.push(Op::Slice { axis: 0, start: 0, len: 1 }, &[state])?;
         let scale = g.reshape(scale, &[])?;
         g.mul(coefficient, scale)
     }
 
-    /// The same as a node; `finite` is 1 or 0.
-    pub fn next_node(&self, g: &mut Graph, finite: NodeId) -> Result<NodeId> {
-        let state = g.param(self.state);
+    /// The state after a step as a node, given the state before it; `finite` is 1 or 0.
+    pub fn next_node(&self, g: &mut Graph, state: NodeId, finite: NodeId) -> Result<NodeId> {
         let mut element = |start: usize| {
             let one = g.push(Op::Slice { axis: 0, start, len: 1 }, &[state])?;
             g.reshape(one, &[])

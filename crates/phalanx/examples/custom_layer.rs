@@ -14,8 +14,10 @@ use std::path::Path;
 /// Distances to `units` centres that are learned: `y[i] = e^(-gamma · |x - centre[i]|²)`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RadialBasis {
-    units: usize,
-    gamma: f64,
+    /// The number of centres.
+    pub units: usize,
+    /// How fast the result falls with the distance.
+    pub gamma: f64,
 }
 
 impl Layer for RadialBasis {
@@ -50,8 +52,10 @@ impl Layer for RadialBasis {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pinball {
     #[serde(flatten)]
-    common: LossOptions,
-    quantile: f64,
+    /// Name and reduction.
+    pub common: LossOptions,
+    /// The fraction of the targets that should lie below the prediction.
+    pub quantile: f64,
 }
 
 impl Default for Pinball {
@@ -134,11 +138,16 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Trains, saves and loads a model; returns its losses and metrics before and after.
-pub fn run(path: &Path) -> Result<(phalanx::model::Logs, phalanx::model::Logs)> {
+/// Registers the classes, so that files with them can be loaded.
+pub fn register() -> Result<()> {
     register_layer::<RadialBasis>("example>RadialBasis")?;
     register_loss::<Pinball>("example>Pinball")?;
-    register_metric::<Coverage>("example>Coverage")?;
+    register_metric::<Coverage>("example>Coverage")
+}
+
+/// Trains, saves and loads a model; returns its losses and metrics before and after.
+pub fn run(path: &Path) -> Result<(phalanx::model::Logs, phalanx::model::Logs)> {
+    register()?;
 
     // Noise around a curve: 90 % of the samples should lie below the prediction.
     let mut rng = phalanx::Stream::new(1, 0, 0, 0);

@@ -3,7 +3,10 @@
 //! Builders cannot fail, so an unknown name is stored and reported when the layer is called. A config read from
 //! a file is rejected at once.
 
+use crate::custom;
 use crate::error::{Error, Result};
+use crate::registry::Config;
+use phalanx_graph::text::shown;
 use serde::de::value::{Error as PlainError, StrDeserializer};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use serde_json::{Map, Value};
@@ -32,9 +35,9 @@ pub(crate) fn variant_by_serde_name<'a, T: Deserialize<'a>>(name: &'a str) -> Op
 }
 
 /// Implements [`Named`] from one table: the names of a value, of which the first is listed, and the value. Names are
-/// compared in the form that `$normalize` gives them.
+/// compared in the form that `$normalize` gives them. Other names go to `$custom`, if given.
 macro_rules! named {
-    ($type:ty, $kind:literal, $normalize:expr; $($name:literal $(| $other:literal)* => $value:expr,)+) => {
+    ($type:ty, $kind:literal, $normalize:expr $(, or $custom:expr)?; $($name:literal $(| $other:literal)* => $value:expr,)+) => {
         impl $crate::by_name::Named for $type {
             const KIND: &'static str = $kind;
             const NAMES: &'static [&'static str] = &[$($name),+];
@@ -42,11 +45,13 @@ macro_rules! named {
             fn from_name(name: &str) -> Option<$type> {
                 let table: &[(&[&str], fn() -> $type)] = &[$((&[$name $(, $other)*], || $value)),+];
                 let normalize: fn(&str) -> String = $normalize;
-                let name = normalize(name);
-                let (_, value) = table
+                let plain = normalize(name);
+                let found = table
                     .iter()
-                    .find(|(names, _)| names.iter().any(|other| normalize(other) == name))?;
-                Some(value())
+                    .find(|(names, _)| names.iter().any(|other| normalize(other) == plain));
+                let found = found.map(|(_, value)| value());
+                $(let found = found.or_else(|| $custom(name));)?
+                found
             }
         }
     };
@@ -151,6 +156,12 @@ pub(crate) trait KerasObject: Named {
 
     /// Deserialises from `{"class_name", "config"}`.
     fn from_body(body: Value) -> Result<Self, serde_json::Error>;
+
+    /// The registered name and the config of a value of a custom class.
+    fn as_custom(&self) -> Option<(&'static str, Config)>;
+
+    /// The value of a registered class.
+    fn read_custom(name: &str, config: &Config) -> Option<Result<Self>>;
 }
 
 /// Implements [`KerasObject`] and its serialisation for an enum that derives serde's traits with `remote = "Self"`.
@@ -166,6 +177,17 @@ macro_rules! keras_object {
 
             fn from_body(body: serde_json::Value) -> Result<$type, serde_json::Error> {
                 <$type>::deserialize(body)
+            }
+
+            fn as_custom(&self) -> Option<(&'static str, $crate::registry::Config)> {
+                <$type>::as_custom(self)
+            }
+
+            fn read_custom(
+                name: &str,
+                config: &$crate::registry::Config,
+            ) -> Option<$crate::error::Result<$type>> {
+                <$type>::read_custom(name, config)
             }
         }
 
@@ -189,6 +211,9 @@ pub(crate) fn write_object<T: KerasObject, S: Serializer>(
     value: &T,
     s: S,
 ) -> Result<S::Ok, S::Error> {
+    if let Some((name, config)) = value.as_custom() {
+        return custom::object(T::MODULE, name, config).serialize(s);
+    }
     let mut body = value.to_body().map_err(ser::Error::custom)?;
     if let Value::Object(map) = &mut body {
         map.insert("module".into(), T::MODULE.into());
@@ -204,9 +229,9 @@ struct Object {
     module: Option<String>,
     class_name: String,
     #[serde(default)]
-    config: Map<String, Value>,
-    #[serde(default, rename = "registered_name")]
-    _registered_name: Option<String>,
+    config: Value,
+    #[serde(default)]
+    registered_name: Option<String>,
     #[serde(default, rename = "shared_object_id")]
     _shared_object_id: Option<u64>,
 }
@@ -219,11 +244,32 @@ pub(crate) fn read_object<'de, T: KerasObject, D: Deserializer<'de>>(d: D) -> Re
         }
         value => Object::deserialize(value).map_err(de::Error::custom)?,
     };
-    if let Some(module) = object.module.filter(|m| m != "keras" && !m.starts_with("keras.")) {
-        let text = format!("expected a module of keras, received '{module}'");
-        return Err(de::Error::custom(text));
+    let mut config = match object.config {
+        Value::Null => Map::new(),
+        Value::Object(config) => config,
+        // A function has its name in place of a config.
+        Value::String(name) => {
+            let kind = T::KIND;
+            let text = format!(
+                "expected a class, which Rust code registers with phalanx::custom::register_{kind}, \
+                 received the function '{name}'"
+            );
+            return Err(de::Error::custom(text));
+        }
+        other => {
+            let text =
+                format!("config: expected an object, received {}", shown(&other.to_string()));
+            return Err(de::Error::custom(text));
+        }
+    };
+    let name = object.registered_name.as_ref().unwrap_or(&object.class_name);
+    if let Some(value) = T::read_custom(name, &config) {
+        return value.map_err(de::Error::custom);
     }
-    let mut config = object.config;
+    let of_keras = |module: &String| module == "keras" || module.starts_with("keras.");
+    if object.module.as_ref().is_some_and(|m| !of_keras(m)) || name.contains('>') {
+        return Err(de::Error::custom(custom::refuse(T::KIND, name, object.module.as_deref())));
+    }
     config.retain(|key, value| !(value.is_null() && T::NULL_KEYS.contains(&key.as_str())));
     let body = serde_json::json!({ "class_name": object.class_name, "config": config });
     T::from_body(body).map_err(de::Error::custom)

@@ -1,6 +1,7 @@
 //! Weight constraints: projections of weights after every update.
 
 use crate::by_name::{keras_object, named, without_case};
+use crate::custom::{CustomConstraint, CustomValue};
 use crate::error::Result;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{Graph, NodeId};
@@ -104,6 +105,9 @@ pub enum Constraint {
         #[serde(default)]
         axis: Axes,
     },
+    /// A custom class
+    #[serde(skip)]
+    Custom(CustomValue<dyn CustomConstraint>),
 }
 
 impl Constraint {
@@ -130,7 +134,7 @@ impl Constraint {
     /// The axes over which norms are computed; `None` for a constraint without norms.
     pub fn axes(&self) -> Option<&Axes> {
         match self {
-            Constraint::NonNeg {} => None,
+            Constraint::NonNeg {} | Constraint::Custom(_) => None,
             Constraint::MaxNorm { axis, .. }
             | Constraint::UnitNorm { axis }
             | Constraint::MinMaxNorm { axis, .. } => Some(axis),
@@ -141,6 +145,9 @@ impl Constraint {
     ///
     /// A norm `n` over the axes becomes `desired(n)` through the factor `desired(n) / (epsilon + n)`.
     pub fn project(&self, g: &mut Graph, w: NodeId) -> Result<NodeId> {
+        if let Constraint::Custom(custom) = self {
+            return custom.checked_projection(g, w);
+        }
         let Some(axes) = self.axes() else { return Ok(g.relu(w)?) };
         let rank = g.ty(w).dims.len() as i64;
         let chosen = |axis: &i64| axes.as_slice().iter().any(|a| a == axis || a + rank == *axis);
@@ -149,7 +156,7 @@ impl Constraint {
         let sum = g.sum_axes(squares, &axes)?;
         let norm = g.unary(Unary::Sqrt, sum)?;
         let desired = match self {
-            Constraint::NonNeg {} => norm,
+            Constraint::NonNeg {} | Constraint::Custom(_) => norm,
             Constraint::UnitNorm { .. } => g.scalar(1.0),
             Constraint::MaxNorm { max_value, .. } => g.clamp(norm, 0.0, max_value.max(0.0))?,
             Constraint::MinMaxNorm { min_value, max_value, rate, .. } => {
@@ -165,7 +172,7 @@ impl Constraint {
 }
 
 named! {
-    Constraint, "constraint", without_case;
+    Constraint, "constraint", without_case, or Constraint::custom_by_name;
     "max_norm" => Constraint::max_norm(2.0, 0),
     "non_neg" => Constraint::non_neg(),
     "unit_norm" => Constraint::unit_norm(0),

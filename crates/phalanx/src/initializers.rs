@@ -4,6 +4,7 @@
 //! `[.., in, out]` has `fan_in = in · receptive field` and `fan_out = out · receptive field`.
 
 use crate::by_name::{keras_object, named, without_case};
+use crate::custom::{CustomInitializer, CustomValue};
 use crate::error::Result;
 use crate::signal::spectrum_kernel;
 pub use crate::signal::{SignalWindow, SpectrumScaling, SpectrumSide};
@@ -50,7 +51,7 @@ pub enum Distribution {
 /// let by_name = Dense::new(10).kernel_initializer("he_normal");
 /// let by_value = Dense::new(10).kernel_initializer(Initializer::random_normal(0.0, 0.01));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", tag = "class_name", content = "config", deny_unknown_fields)]
 #[allow(missing_docs)]
 pub enum Initializer {
@@ -141,6 +142,9 @@ pub enum Initializer {
         #[serde(default = "one")]
         gain: f64,
     },
+    /// A custom class
+    #[serde(skip)]
+    Custom(CustomValue<dyn CustomInitializer>),
 }
 
 fn one() -> f64 {
@@ -205,7 +209,8 @@ impl Initializer {
             | Initializer::Ones {}
             | Initializer::Constant { .. }
             | Initializer::STFT { .. }
-            | Initializer::Identity { .. } => None,
+            | Initializer::Identity { .. }
+            | Initializer::Custom(_) => None,
             Initializer::RandomNormal { seed, .. }
             | Initializer::RandomUniform { seed, .. }
             | Initializer::TruncatedNormal { seed, .. }
@@ -225,13 +230,18 @@ impl Initializer {
         let mut own = self.seed().map(|seed| Stream::new(seed as u64, 0, 0, 0));
         let rng = own.as_mut().unwrap_or(rng);
         let len = dims.iter().product();
+        if let Initializer::Custom(custom) = self {
+            let mut values = vec![0.0; len];
+            custom.fill(&mut values, dims, rng);
+            return values;
+        }
         let mut draw = |f: &mut dyn FnMut(&mut Stream) -> f64| -> Vec<f32> {
             (0..len).map(|_| f(rng) as f32).collect()
         };
         use Distribution::{TruncatedNormal, Uniform};
         use FanMode::{FanAvg, FanIn};
         match *self {
-            Initializer::Zeros {} => vec![0.0; len],
+            Initializer::Zeros {} | Initializer::Custom(_) => vec![0.0; len],
             Initializer::Ones {} => vec![1.0; len],
             Initializer::Constant { value } => vec![value as f32; len],
             Initializer::RandomNormal { mean, stddev, .. } => {
@@ -362,7 +372,7 @@ fn identity(gain: f64, dims: &[usize]) -> Vec<f32> {
 }
 
 named! {
-    Initializer, "initializer", without_case;
+    Initializer, "initializer", without_case, or Initializer::custom_by_name;
     "zeros" => Initializer::Zeros {},
     "ones" => Initializer::Ones {},
     "constant" => Initializer::constant(0.0),
@@ -415,7 +425,7 @@ mod tests {
             "registered_name": null,
         });
         let glorot = Initializer::GlorotUniform { seed: None };
-        assert_eq!(serde_json::to_value(glorot).unwrap(), saved);
+        assert_eq!(serde_json::to_value(&glorot).unwrap(), saved);
         assert_eq!(serde_json::from_value::<Initializer>(saved).unwrap(), glorot);
         let short = serde_json::from_value::<Initializer>("glorot_uniform".into());
         assert_eq!(short.unwrap(), glorot);

@@ -1,6 +1,7 @@
-//! Regularizers of weights and of a layer's outputs, which add a penalty to the loss.
+//! Regularizers of weights and of a layer's outputs, which add a penalty to the loss; and custom ones of weights.
 
 use crate::by_name::{keras_object, named};
+use crate::custom::{CustomRegularizer, CustomValue};
 use crate::error::{Error, Result};
 use phalanx_graph::functions::{layout, math};
 use phalanx_graph::ops::{Binary, Unary};
@@ -26,7 +27,7 @@ fn default_factor() -> f64 {
 /// let by_name = Dense::new(10).kernel_regularizer("l2"); // factor 0.01
 /// assert_eq!(Regularizer::l2(1e-4).coefficients(), (0.0, 1e-4));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", tag = "class_name", content = "config", deny_unknown_fields)]
 pub enum Regularizer {
     /// `l1 Σ|w|`
@@ -59,6 +60,9 @@ pub enum Regularizer {
         #[serde(default)]
         mode: OrthogonalMode,
     },
+    /// A custom class, for weights only
+    #[serde(skip)]
+    Custom(CustomValue<dyn CustomRegularizer>),
 }
 
 /// What an orthogonal regularizer compares.
@@ -93,13 +97,13 @@ impl Regularizer {
         Regularizer::OrthogonalRegularizer { factor, mode }
     }
 
-    /// The factors of `Σ|w|` and of `Σw²`.
+    /// The factors of `Σ|w|` and of `Σw²`; both are 0 for other penalties.
     pub fn coefficients(&self) -> (f64, f64) {
         match *self {
             Regularizer::L1 { l1 } => (l1, 0.0),
             Regularizer::L2 { l2 } => (0.0, l2),
             Regularizer::L1L2 { l1, l2 } => (l1, l2),
-            Regularizer::OrthogonalRegularizer { .. } => (0.0, 0.0),
+            Regularizer::OrthogonalRegularizer { .. } | Regularizer::Custom(_) => (0.0, 0.0),
         }
     }
 
@@ -183,7 +187,7 @@ fn cosines(g: &mut Graph, matrix: NodeId, mode: OrthogonalMode, size: usize) -> 
 }
 
 named! {
-    Regularizer, "regularizer", str::to_lowercase;
+    Regularizer, "regularizer", str::to_lowercase, or Regularizer::custom_by_name;
     "l1" => Regularizer::l1(DEFAULT),
     "l2" => Regularizer::l2(DEFAULT),
     "l1_l2" | "l1l2" => Regularizer::l1_l2(0.0, 0.0),

@@ -6,8 +6,7 @@
 use phalanx_cpu::reference::{Value, evaluate};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{
-    Access, Backward, Binary, Epilogue, FillMode, Instr, PoolKind, ReduceKind, SampleGeom, Tape,
-    Unary,
+    Access, Backward, Binary, FillMode, Instr, PoolKind, ReduceKind, SampleGeom, Tape, Unary,
 };
 use phalanx_graph::{DType, Graph, GraphError, NodeId, Op, Scope, Space, Type};
 use phalanx_testing::cases::*;
@@ -247,7 +246,7 @@ op_table! {
     Op::AffineSample(_) => "affine_sample", Smooth;
     Op::AffineSampleGrad(_) => "affine_sample_grad", Refused;
     Op::Dot(_) => "dot", Smooth;
-    Op::DotGradInput => "dot_grad_input", Refused;
+    Op::DotGradInput => "dot_grad_input", Smooth;
     Op::DotGradKernel => "dot_grad_kernel", Refused;
     Op::MatMul(_) => "matmul", Smooth;
     Op::Conv(..) => "conv", Smooth;
@@ -465,10 +464,10 @@ fn training_the_matrix_of_an_affine_map_is_refused() {
 #[test]
 fn a_second_derivative_names_op_and_layer() {
     let mut b = Build::new("second derivative", ROWS);
-    b.g.enter("dense");
-    let (x, w) = (b.rows(&[3]), b.param(&[3, 2]));
-    let y = b.push(Op::Dot(Epilogue::default()), &[x, w]);
+    b.g.enter("larger");
+    let x = b.rows(&[2, 2, 1]);
+    let y = b.push(Op::Upsample { size: [2, 2], bilinear: false }, &[x]);
     let dx = gradients(&mut b.g, &[(y, y)], &[x]).expect("differentiable")[0].expect("depends");
-    let error = gradients(&mut b.g, &[(dx, dx)], &[w]).expect_err("is refused");
-    assert_eq!(error.to_string(), "layer 'dense': dot_grad_input has no derivative");
+    let error = gradients(&mut b.g, &[(dx, dx)], &[x]).expect_err("is refused");
+    assert_eq!(error.to_string(), "layer 'larger': upsample_grad has no derivative");
 }

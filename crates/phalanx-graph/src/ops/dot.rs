@@ -87,3 +87,16 @@ pub fn derivative(e: Epilogue, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     }
     Ok(out)
 }
+
+/// The derivative of `dot_grad_input` for its operands `x, w`: `dx = dy · w`, `dw = dyᵀ · x`.
+pub fn grad_input_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let (x, w) = (b.inputs[0], b.inputs[1]);
+    let mut out = vec![None, None];
+    if b.wanted[0] {
+        out[0] = Some(g.push(Op::Dot(Epilogue::default()), &[b.dy, w])?);
+    }
+    if b.wanted[1] {
+        out[1] = Some(g.push(Op::DotGradKernel, &[b.dy, x])?);
+    }
+    Ok(out)
+}

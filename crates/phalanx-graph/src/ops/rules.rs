@@ -130,6 +130,7 @@ impl Op {
             Op::Upsample { size, bilinear } => layout::upsample_derivative(*size, *bilinear, g, b),
             Op::AffineSample(geom) => sample::derivative(geom, g, b),
             Op::Dot(e) => dot::derivative(*e, g, b),
+            Op::DotGradInput => dot::grad_input_derivative(g, b),
             Op::MatMul(c) => matmul::derivative(c, g, b),
             Op::Conv(geom, e) => conv::derivative(geom, *e, g, b),
             Op::ConvGradInput(geom) => conv::grad_input_derivative(geom, g, b),
@@ -160,7 +161,6 @@ impl Op {
             | Op::ReplicaMean
             | Op::UpsampleGrad { .. }
             | Op::AffineSampleGrad(_)
-            | Op::DotGradInput
             | Op::DotGradKernel
             | Op::ConvGradKernel(_)
             | Op::PoolGrad(..)

@@ -146,7 +146,8 @@ impl Net {
         let mut coefficient = self.g.mul(weight, scale).expect("fits");
         let scaling = self.growth_steps.map(|steps| LossScale::declare(&mut self.g, steps));
         if let Some(scaling) = scaling {
-            coefficient = scaling.seed(&mut self.g, coefficient).expect("fits");
+            let state = self.g.param(scaling.state);
+            coefficient = LossScale::seed(&mut self.g, state, coefficient).expect("fits");
         }
         let predicted = self.push(Op::Softmax, &[logits]);
         let mut step = Step::new(name, self.g);

@@ -228,6 +228,10 @@ pub fn dot_cases() -> Vec<Case> {
                 product(b, Op::Dot(e), e, dims, &[4, 3])
             }));
         }
+        cases.push(case(format!("transposed dot {dims:?}"), move |b| {
+            let inputs = [b.rows(dims), b.param(&[3, 4])];
+            b.push(Op::DotGradInput, &inputs)
+        }));
     }
     cases
 }

@@ -426,10 +426,10 @@ impl Application {
     /// The classifier.
     pub(super) fn predictions(&self, x: &Symbol, top: Option<&Top>) -> Symbol {
         let mut dense = Dense::new(self.classes).activation(self.classifier_activation.clone());
-        if let Some(kernel) = top.and_then(|top| top.dense) {
+        if let Some(kernel) = top.and_then(|top| top.dense.clone()) {
             dense = dense.kernel_initializer(kernel);
         }
-        if let Some(bias) = top.and_then(|top| top.bias) {
+        if let Some(bias) = top.and_then(|top| top.bias.clone()) {
             dense = dense.bias_initializer(bias);
         }
         dense.named("predictions").apply(x)
@@ -437,7 +437,7 @@ impl Application {
 }
 
 /// The form of a top.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Top {
     /// Whether the poolings are called `avg_pool` and `max_pool`.
     pub named: bool,

@@ -5,10 +5,12 @@ use super::{Action, Callback, CallbackState, Frequency, Mode, View};
 use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::json_float::JsonFloat;
+use crate::model::Definition;
 use crate::saving::{self, Format};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const OWNER: &str = "ModelCheckpoint";
 
@@ -35,6 +37,7 @@ pub struct ModelCheckpoint {
     save_freq: Frequency,
     initial_value_threshold: Option<f64>,
     keep_last: Option<usize>,
+    model: Option<String>,
     progress: Progress,
 }
 
@@ -65,8 +68,15 @@ impl ModelCheckpoint {
             save_freq: Frequency::Epoch,
             initial_value_threshold: None,
             keep_last: None,
+            model: None,
             progress: Progress::default(),
         }
+    }
+
+    /// The model that is saved of a training step ([`train_step`](crate::train_step)), by its name in the step.
+    pub fn model(mut self, name: &str) -> ModelCheckpoint {
+        self.model = Some(name.into());
+        self
     }
 
     setters! {
@@ -86,7 +96,23 @@ impl ModelCheckpoint {
         keep_last: usize,
     }
 
+    /// The model of a training step that is saved; `None` if the run trains a model.
+    fn model_of_step(&self, view: &View<'_>) -> Result<Option<Arc<Definition>>> {
+        let models = view.model.models_of_step();
+        let names = || models.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        let found = models.iter().find(|(name, _)| Some(*name) == self.model.as_deref());
+        let expected = match (models.is_empty(), &self.model, found) {
+            (true, None, _) => return Ok(None),
+            (false, _, Some((_, model))) => return Ok(Some((*model).clone())),
+            (true, ..) => "none for a run that trains a model".to_string(),
+            (false, ..) => format!("a model of the step, set with model(..): {}", names()),
+        };
+        let received = self.model.as_deref().unwrap_or("none");
+        Err(Error::argument(OWNER, "model", expected, received))
+    }
+
     fn check(&mut self, view: &View<'_>) -> Result<()> {
+        self.model_of_step(view)?;
         self.save_freq.check(OWNER, "save_freq")?;
         if self.save_best_only {
             let validates = self.monitor.starts_with("val_");
@@ -156,7 +182,11 @@ impl ModelCheckpoint {
             }
         }
         let path = self.fill(view.epoch, view.logs.iter().cloned())?;
-        let weights = saving::snapshot(view.model, view.weights)?;
+        let of_step = self.model_of_step(view)?;
+        let weights = match &of_step {
+            None => saving::snapshot(view.model, view.weights)?,
+            Some(model) => saving::current_weights(model)?,
+        };
         // The loss belongs to the weights before the last update, which may have made them infinite or
         // NaN.
         if !weights.iter().all(|(_, tensor)| tensor.is_finite()) {
@@ -167,9 +197,10 @@ impl ModelCheckpoint {
         }
         let weights_only = Format::of(&path)?.weights_only().or(self.save_weights_only);
         let whole = !weights_only.unwrap_or(false);
-        let training = if whole { view.weights.training()? } else { None };
+        let training = if whole && of_step.is_none() { view.weights.training()? } else { None };
         let parts = saving::SaveOptions { structure: whole, training };
-        let not_stored = saving::save(&path, view.model, &weights, parts)?;
+        let not_stored =
+            saving::save(&path, of_step.as_deref().unwrap_or(view.model), &weights, parts)?;
         if not_stored.len() != self.progress.not_stored {
             self.progress.not_stored = not_stored.len();
             saving::warn_not_saved(&path, &not_stored);

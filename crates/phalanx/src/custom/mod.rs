@@ -1,6 +1,7 @@
-//! Custom layers, losses, metrics and activations, and the types they are written with.
+//! Custom layers, losses, metrics, activations, initializers, regularizers and constraints, and the types they are
+//! written with.
 //!
-//! A custom class is a struct that implements [`Layer`], [`Loss`] or [`Metric`]. Its formula is a function that appends
+//! A custom class is a struct that implements [`Layer`], [`Loss`], [`Metric`] or another trait of this module. Its formula is a function that appends
 //! nodes to a [`Graph`]. The graph is differentiated, fused and run by every executor, so a formula is written once and
 //! needs no derivative. Everything it takes is in this module.
 //!
@@ -125,6 +126,11 @@
 //! them on the host. Sums of workers and batches are added, so results do not depend on how rows were distributed.
 //! [`weighted_mean`] makes the sums of a mean.
 //!
+//! # Initializers, regularizers and constraints
+//!
+//! Layers take custom ones by value (`Regularizer::custom(..)`) or by their registered name. See
+//! [`register_initializer`], [`register_regularizer`] and [`register_constraint`].
+//!
 //! # Functions
 //!
 //! A function registered with [`register_activation`] is found by its name wherever an activation is named, one registered
@@ -139,6 +145,7 @@
 //! registered are refused, and the error says what to register.
 
 mod registered;
+mod weights;
 
 pub use crate::layer::{
     Argument, Arguments, InputsForm, Layer, LayerContext, LayerExt, LayerHandle, MaskRule, Operand,
@@ -149,6 +156,7 @@ pub use crate::metrics::{Metric, weighted_mean};
 pub use crate::registry::Config;
 pub use phalanx_graph::functions::batch::all_rows;
 pub use phalanx_graph::ops::{Binary, ReduceKind, Unary};
+pub use phalanx_graph::rng::Stream;
 pub use phalanx_graph::{DType, Graph, NodeId, Op, Scope, Space, Type};
 
 pub use registered::{
@@ -158,6 +166,10 @@ pub use registered::{
 pub(crate) use registered::{
     activation, class_and_package, function_object, layer, loss, metric, object, refuse,
     short_class,
+};
+pub use weights::{
+    CustomConstraint, CustomInitializer, CustomObject, CustomRegularizer, CustomValue,
+    register_constraint, register_initializer, register_regularizer,
 };
 
 use serde::Serialize;

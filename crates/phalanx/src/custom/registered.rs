@@ -1,5 +1,6 @@
 //! The classes and functions that a program has registered, by the names that files have.
 
+use super::weights::{CustomConstraint, CustomInitializer, CustomRegularizer};
 use super::{Config, Graph, Layer, Loss, LossOptions, Metric, NodeId};
 use crate::error::{Error, Result};
 use crate::metrics::LossMetric;
@@ -11,15 +12,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-type Read<T> = fn(&str, &Config) -> Result<Box<T>>;
+/// Reads a value of a registered class from its config.
+pub(super) type Read<T> = fn(&str, &Config) -> Result<Box<T>>;
 
+/// Everything that is registered, by name.
 #[derive(Default)]
-struct Registered {
+pub(super) struct Registered {
     layers: BTreeMap<&'static str, Read<dyn Layer>>,
     losses: BTreeMap<&'static str, Read<dyn Loss>>,
     metrics: BTreeMap<&'static str, Read<dyn Metric>>,
     activations: BTreeMap<&'static str, CustomActivation>,
     functions: BTreeMap<&'static str, LossFunction>,
+    pub(super) initializers: BTreeMap<&'static str, Read<dyn CustomInitializer>>,
+    pub(super) regularizers: BTreeMap<&'static str, Read<dyn CustomRegularizer>>,
+    pub(super) constraints: BTreeMap<&'static str, Read<dyn CustomConstraint>>,
 }
 
 static REGISTERED: RwLock<Registered> = RwLock::new(Registered {
@@ -28,18 +34,25 @@ static REGISTERED: RwLock<Registered> = RwLock::new(Registered {
     metrics: BTreeMap::new(),
     activations: BTreeMap::new(),
     functions: BTreeMap::new(),
+    initializers: BTreeMap::new(),
+    regularizers: BTreeMap::new(),
+    constraints: BTreeMap::new(),
 });
 
-fn registered() -> RwLockReadGuard<'static, Registered> {
+pub(super) fn registered() -> RwLockReadGuard<'static, Registered> {
     REGISTERED.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn registered_mut() -> RwLockWriteGuard<'static, Registered> {
+pub(super) fn registered_mut() -> RwLockWriteGuard<'static, Registered> {
     REGISTERED.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Fails unless a class may have this name.
-fn check_name(kind: &str, name: &str, known: impl FnOnce() -> Vec<&'static str>) -> Result<()> {
+pub(super) fn check_name(
+    kind: &str,
+    name: &str,
+    known: impl FnOnce() -> Vec<&'static str>,
+) -> Result<()> {
     let parts: Vec<&str> = name.split('>').collect();
     let word = |part: &&str| {
         !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || "_.-".contains(c))
@@ -253,13 +266,16 @@ pub(crate) fn activation(name: &str) -> Option<CustomActivation> {
     registered().activations.get(name).copied()
 }
 
-/// Whether a class of this kind (`layer`, `loss` or `metric`) is registered.
+/// Whether a class of this kind is registered.
 fn is_registered(kind: &str, name: &str) -> bool {
     let registered = registered();
     match kind {
         "layer" => registered.layers.contains_key(name),
         "loss" => registered.losses.contains_key(name),
         "metric" => registered.metrics.contains_key(name),
+        "initializer" => registered.initializers.contains_key(name),
+        "regularizer" => registered.regularizers.contains_key(name),
+        "constraint" => registered.constraints.contains_key(name),
         _ => false,
     }
 }
@@ -294,7 +310,7 @@ pub(crate) fn class_and_package<'a>(
 pub(crate) fn refuse(kind: &str, name: &str, module: Option<&str>) -> Error {
     let short = short_class(name);
     let expected = match kind {
-        "layer" | "loss" | "metric" => format!(
+        "layer" | "loss" | "metric" | "initializer" | "regularizer" | "constraint" => format!(
             "a class of Keras or a registered one: implement it in Rust as `{short}` and call \
              phalanx::custom::register_{kind}::<{short}>(\"{name}\") before loading"
         ),

@@ -371,6 +371,10 @@ impl LayerContext<'_> {
         regularizer: &Regularizer,
         value: NodeId,
     ) -> Result<()> {
+        if let Some((class, _)) = regularizer.as_custom() {
+            let expected = "l1, l2 or l1_l2 (a custom class is for weights; a layer may add_loss)";
+            return Err(self.argument("activity_regularizer", expected, class));
+        }
         let axes: Vec<usize> = (0..self.dims(value).len()).collect();
         let graph = self.graph();
         let value = graph.cast(value, DType::F32)?;

@@ -139,7 +139,7 @@ impl BatchNormalization {
             .weight(cx, "beta", &dims)?,
         };
         let mut moving = |name, initializer: &ByName<Initializer>| -> Result<NodeId> {
-            cx.weight(WeightSpec::new(name, &dims, *initializer.get()?).non_trainable())
+            cx.weight(WeightSpec::new(name, &dims, initializer.get()?.clone()).non_trainable())
         };
         let moving_mean = moving("moving_mean", &self.moving_mean_initializer)?;
         let moving_variance = moving("moving_variance", &self.moving_variance_initializer)?;

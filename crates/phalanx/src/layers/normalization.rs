@@ -169,7 +169,7 @@ impl Normalization {
         let mut aligned = vec![1; dims.len()];
         axes.iter().for_each(|a| aligned[*a] = dims[*a]);
         let (zeros, ones) = (Initializer::Zeros {}, Initializer::Ones {});
-        let mean = cx.weight(WeightSpec::new("mean", &stat_dims, zeros).non_trainable())?;
+        let mean = cx.weight(WeightSpec::new("mean", &stat_dims, zeros.clone()).non_trainable())?;
         let variance = cx.weight(WeightSpec::new("variance", &stat_dims, ones).non_trainable())?;
         cx.weight(WeightSpec::new("count", &[], zeros).non_trainable())?;
         let g = cx.graph();

@@ -87,7 +87,7 @@ impl<const N: usize> SeparableConv<N> {
             depth_multiplier: 1,
             activation: ActivationFn::Linear.into(),
             use_bias: true,
-            depthwise_initializer: glorot_uniform.into(),
+            depthwise_initializer: glorot_uniform.clone().into(),
             pointwise_initializer: glorot_uniform.into(),
             bias_initializer: Initializer::Zeros {}.into(),
             depthwise_regularizer: OptionalByName::default(),

@@ -142,7 +142,7 @@ impl WeightOptions<'_> {
 
     /// The declaration of a weight.
     pub fn spec(&self, cx: &LayerContext<'_>, name: &str, dims: &[usize]) -> Result<WeightSpec> {
-        let initializer = *self.initializer.get()?;
+        let initializer = self.initializer.get()?.clone();
         if let Err(expected) = initializer.fits(dims) {
             let expected = format!("a weight of {expected} for its initializer");
             return Err(cx.argument(name, &expected, format!("{dims:?}")));

@@ -171,6 +171,18 @@ impl Definition {
         def
     }
 
+    /// The models of a training step by their names; none for a model.
+    pub(crate) fn models_of_step(&self) -> Vec<(&str, &Arc<Definition>)> {
+        let members = self.members.iter().filter(|_| self.outputs.is_empty());
+        let mut models = vec![];
+        for member in members {
+            if let Callee::Model(def) = &member.callee {
+                models.push((member.name.as_str(), def));
+            }
+        }
+        models
+    }
+
     /// Metadata written to the weights files.
     pub(crate) fn notes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)

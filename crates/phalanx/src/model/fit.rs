@@ -267,7 +267,7 @@ impl Model {
 
     /// Calls `f` with the session of the compiled model, with the newest weights on the devices. Concurrent
     /// calls wait.
-    fn with_session<T>(
+    pub(crate) fn with_session<T>(
         &self,
         call: &'static str,
         f: impl FnOnce(&mut Session) -> Result<T>,

@@ -25,7 +25,7 @@ mod summary;
 mod symbol;
 mod training;
 mod type_inference;
-mod update_graph;
+pub(crate) mod update_graph;
 
 pub(crate) use caller::Caller;
 pub use calls::LayerCall;

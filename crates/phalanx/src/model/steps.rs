@@ -73,8 +73,12 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
         seeds.push((sample, coefficient));
     }
-    let mut node = penalty(g, &l.low.weights)?;
-    for term in std::mem::take(&mut l.low.losses) {
+    let weights = l.low.weights.clone();
+    let mut node = penalty_of(&mut l.low, &weights)?;
+    let mut terms = custom_penalties(&mut l.low, &weights)?;
+    terms.append(&mut l.low.losses);
+    let g = &mut l.low.graph;
+    for term in terms {
         let (value, seed) = added_loss(g, term, ones)?;
         node = g.add(node, value)?;
         seeds.push(seed);
@@ -97,7 +101,11 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
 }
 
 /// Appends the mean over the batch of a term that a layer added to the loss. Returns it with its seed.
-fn added_loss(g: &mut Graph, term: NodeId, ones: NodeId) -> Result<(NodeId, (NodeId, NodeId))> {
+pub(crate) fn added_loss(
+    g: &mut Graph,
+    term: NodeId,
+    ones: NodeId,
+) -> Result<(NodeId, (NodeId, NodeId))> {
     // A value that all samples share has the share of a sample in each of them.
     let of_sample = g.mul(term, ones)?;
     let mut sums = [of_sample, ones];
@@ -197,12 +205,14 @@ pub(crate) fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)
     (l1 != 0.0 || l2 != 0.0).then_some((l1, l2))
 }
 
-/// Appends `Σ l1·|w| + l2·w²` over all regularized weights. Replicas do not multiply it.
-pub(crate) fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
-    let mut total = g.scalar(0.0);
+/// Appends `Σ l1·|w| + l2·w²` over all regularized weights, as they are at this point of the step. Replicas do not
+/// multiply it.
+pub(crate) fn penalty_of(low: &mut Lowering, weights: &[ModelWeight]) -> Result<NodeId> {
+    let mut total = low.graph.scalar(0.0);
     for weight in weights {
-        let Some((l1, l2)) = coefficients(g, weight) else { continue };
-        let w = g.param(weight.param);
+        let Some((l1, l2)) = coefficients(&low.graph, weight) else { continue };
+        let w = low.value(weight.param);
+        let g = &mut low.graph;
         let axes: Vec<usize> = (0..g.ty(w).dims.len()).collect();
         let penalty = Regularizer::l1_l2(l1, l2).penalty(g, w, &axes)?;
         if let Some(penalty) = penalty {
@@ -210,6 +220,20 @@ pub(crate) fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> 
         }
     }
     Ok(total)
+}
+
+/// Appends the penalties of custom regularizers, which are differentiated like other terms of the loss.
+pub(crate) fn custom_penalties(low: &mut Lowering, weights: &[ModelWeight]) -> Result<Vec<NodeId>> {
+    let mut terms = vec![];
+    for weight in weights {
+        let trained = low.graph.params()[weight.param.index()].trainable;
+        let regularizer = weight.layer.weights()[weight.index].spec.regularizer.clone();
+        if let Some(Regularizer::Custom(custom)) = regularizer.filter(|_| trained) {
+            let value = low.value(weight.param);
+            terms.push(custom.checked_penalty(&mut low.graph, value)?);
+        }
+    }
+    Ok(terms)
 }
 
 /// Builds the training step: forward, backward, gradient reduction and update.
@@ -251,8 +275,9 @@ fn backward(
     scaling: Option<LossScale>,
 ) -> Result<Step> {
     if let Some(scaling) = scaling {
+        let state = low.graph.param(scaling.state);
         for (_, coefficient) in &mut seeds {
-            *coefficient = scaling.seed(&mut low.graph, *coefficient)?;
+            *coefficient = LossScale::seed(&mut low.graph, state, *coefficient)?;
         }
     }
     let Lowering { graph, assigns, weights, .. } = low;

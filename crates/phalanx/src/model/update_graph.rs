@@ -1,11 +1,13 @@
-//! The update of optimizers that need whole weights, as nodes of the training step.
+//! Updates as nodes of the training step: of optimizers that need whole weights, and of the earlier phases of custom
+//! training steps.
 //!
 //! Gradients are reduced first. Loss scaling, accumulation, clipping, weight decay, the optimizer's formula and the
 //! average of the weights follow as nodes over mirrored values. Slots are parameters beside the weights, and the step
-//! assigns all of them at its end. So every executor and strategy runs these optimizers without a kernel of their own.
+//! assigns all of them at its end. So every executor and strategy runs these updates without a kernel of their own.
 
+use crate::constraints::Constraint;
 use crate::error::Result;
-use crate::layer::ModelWeight;
+use crate::layer::{Lowering, ModelWeight};
 use crate::model::definition::{Definition, ModelKind};
 use crate::optimizers::{Optimizer, TrainedWeight, WeightSlot, WeightUpdate, sum, sum_of_squares};
 use phalanx_exec::Accumulate;
@@ -27,10 +29,12 @@ pub(crate) struct WeightState {
     /// Which of the [`members`] updates it.
     pub member: usize,
     pub slots: Vec<(ParamId, WeightSlot)>,
-    /// Gradients of the batches since the last update.
-    pub accumulated: ParamId,
+    /// Gradients of the batches since the last update, if batches may be accumulated.
+    pub accumulated: Option<ParamId>,
     /// The average of the weight, if the optimizer keeps one.
     pub average: Option<ParamId>,
+    /// The projection that follows the update, unless the session applies it after the step.
+    pub constraint: Option<Constraint>,
 }
 
 /// The state of an optimizer that updates whole weights.
@@ -46,10 +50,50 @@ pub(crate) fn members(optimizer: &dyn Optimizer) -> Vec<&dyn Optimizer> {
     if joined.is_empty() { vec![optimizer] } else { joined }
 }
 
-/// Keras' path of a weight. Paths in a `Sequential` model start with its name.
-fn path(def: &Definition, weight: &ModelWeight) -> String {
-    let name = weight.layer.weights()[weight.index].spec.name.clone();
-    let path = format!("{}/{name}", weight.layer_name);
+/// What an update reads and assigns.
+pub(crate) trait Parameters {
+    fn graph(&mut self) -> &mut Graph;
+
+    /// The value of a parameter at this point of the step.
+    fn value(&mut self, param: ParamId) -> NodeId;
+
+    /// Assigns a value at the end of the step.
+    fn assign(&mut self, param: ParamId, value: NodeId);
+}
+
+/// A step that has its backward pass: the only update of the step.
+impl Parameters for Step {
+    fn graph(&mut self) -> &mut Graph {
+        &mut self.graph
+    }
+
+    fn value(&mut self, param: ParamId) -> NodeId {
+        self.graph.param(param)
+    }
+
+    fn assign(&mut self, param: ParamId, value: NodeId) {
+        self.assigns.push((param, value));
+    }
+}
+
+/// A step under construction: what follows sees the update.
+impl Parameters for Lowering {
+    fn graph(&mut self) -> &mut Graph {
+        &mut self.graph
+    }
+
+    fn value(&mut self, param: ParamId) -> NodeId {
+        Lowering::value(self, param)
+    }
+
+    fn assign(&mut self, param: ParamId, value: NodeId) {
+        Lowering::assign(self, param, value);
+    }
+}
+
+/// Keras' path of a weight of a layer. Paths in a `Sequential` model start with its name.
+pub(crate) fn path(def: &Definition, layer: &str, weight: &ModelWeight) -> String {
+    let path = format!("{layer}/{}", weight.layer.weights()[weight.index].spec.name);
     match def.kind() {
         ModelKind::Sequential => format!("{}/{path}", def.name),
         ModelKind::Functional => path,
@@ -73,7 +117,10 @@ impl UpdateState {
             if !spec.trainable || states.iter().any(|s| s.param == weight.param) {
                 continue;
             }
-            let of = TrainedWeight { path: path(def, weight), dims: spec.dims.clone() };
+            let of = TrainedWeight {
+                path: path(def, &weight.layer_name, weight),
+                dims: spec.dims.clone(),
+            };
             let member = optimizer.optimizer_of(&of)?;
             let optimizer = members(optimizer)[member];
             let mut add = |name: &str, dims: &[usize]| {
@@ -82,7 +129,7 @@ impl UpdateState {
             let slots = optimizer.weight_slots(&of);
             let slots = slots.into_iter().map(|slot| (add(&slot.name, &slot.dims), slot)).collect();
             let average = optimizer.common().use_ema.then(|| add("average", &spec.dims));
-            let accumulated = add("gradient_accumulator", &spec.dims);
+            let accumulated = Some(add("gradient_accumulator", &spec.dims));
             states.push(WeightState {
                 of,
                 param: weight.param,
@@ -90,6 +137,7 @@ impl UpdateState {
                 slots,
                 accumulated,
                 average,
+                constraint: None,
             });
         }
         Ok(Some(UpdateState { weights: states }))
@@ -134,7 +182,7 @@ pub(crate) fn numbers(
 }
 
 /// The nodes of the fed numbers.
-struct Fed {
+pub(crate) struct Fed {
     keep: NodeId,
     weight: NodeId,
     mean: NodeId,
@@ -151,24 +199,49 @@ struct MemberNumbers {
 }
 
 impl Fed {
-    fn declare(g: &mut Graph, optimizer: &dyn Optimizer) -> Fed {
-        let mut count = 0;
-        let mut feed = |g: &mut Graph| {
-            let id = g.add_feed(&format!("update_{count}"), Type::mirrored([]));
-            count += 1;
-            g.feed(id)
-        };
-        let shared: [NodeId; NUMBERS] = std::array::from_fn(|_| feed(g));
+    /// The nodes in the order of [`numbers`]; `next` gives one after the other.
+    pub fn new(optimizer: &dyn Optimizer, mut next: impl FnMut() -> Result<NodeId>) -> Result<Fed> {
+        let mut shared = [NodeId(0); NUMBERS];
+        for node in &mut shared {
+            *node = next()?;
+        }
         let [keep, weight, mean, apply, first] = shared;
         let mut all = vec![];
         for member in members(optimizer) {
-            let rate = feed(g);
-            let own = (0..member.step_scalars(0.0, 1).len()).map(|_| feed(g)).collect();
-            let average = (0..member.common().average_scalars(1).len()).map(|_| feed(g)).collect();
+            let rate = next()?;
+            let (own, average) = (member.step_scalars(0.0, 1), member.common().average_scalars(1));
+            let own = own.iter().map(|_| next()).collect::<Result<_>>()?;
+            let average = average.iter().map(|_| next()).collect::<Result<_>>()?;
             all.push(MemberNumbers { rate, own, average });
         }
-        Fed { keep, weight, mean, apply, first, members: all }
+        Ok(Fed { keep, weight, mean, apply, first, members: all })
     }
+
+    /// Each number as a feed of its own.
+    fn declare(g: &mut Graph, optimizer: &dyn Optimizer) -> Result<Fed> {
+        let mut count = 0;
+        Fed::new(optimizer, || {
+            let id = g.add_feed(&format!("update_{count}"), Type::mirrored([]));
+            count += 1;
+            Ok(g.feed(id))
+        })
+    }
+}
+
+/// An update of weights whose state is declared.
+pub(crate) struct Update<'a> {
+    pub optimizer: &'a dyn Optimizer,
+    pub weights: &'a [WeightState],
+    pub fed: Fed,
+    pub scaling: Option<LossScale>,
+}
+
+/// What an update computes besides the new weights and their state.
+pub(crate) struct Applied {
+    /// The reduced gradients with their penalties, before clipping and accumulation.
+    pub gradients: Vec<NodeId>,
+    /// With loss scaling: whether all of them are finite, and the state of the scale after the update.
+    pub scale: Option<(NodeId, NodeId)>,
 }
 
 /// Appends the update to a step that has gradients. With loss scaling, returns the state of the scale after the step.
@@ -179,47 +252,62 @@ pub(crate) fn append(
     scaling: Option<LossScale>,
 ) -> Result<Option<NodeId>> {
     step.graph.set_scope(0);
-    let fed = Fed::declare(&mut step.graph, optimizer);
+    let fed = Fed::declare(&mut step.graph, optimizer)?;
     let gradients = std::mem::take(&mut step.gradients);
-    let mut reduced = reduce(&mut step.graph, &gradients)?;
-    let mut applies = fed.apply;
-    let mut finite = None;
-    if let Some(scaling) = scaling {
-        let g = &mut step.graph;
-        let current = g.param(scaling.state);
-        let scale = element(g, current, 0)?;
-        reduced = penalized(g, &gradients, reduced, Some(scale))?;
-        let all_finite = all_finite(g, &reduced)?;
-        applies = g.mul(applies, all_finite)?;
-        finite = Some(all_finite);
-        for gradient in &mut reduced {
-            *gradient = g.div(*gradient, scale)?;
+    let update = Update { optimizer, weights: &state.weights, fed, scaling };
+    let applied = update.append(step, &gradients)?;
+    Ok(applied.scale.map(|(_, next)| next))
+}
+
+impl Update<'_> {
+    /// Appends the update of the weights of these gradients.
+    pub fn append(self, p: &mut impl Parameters, gradients: &[Gradient]) -> Result<Applied> {
+        let reduced = reduce(p.graph(), gradients)?;
+        let mut scale = None;
+        if let Some(scaling) = self.scaling {
+            let current = p.value(scaling.state);
+            scale = Some((current, element(p.graph(), current, 0)?));
         }
-    } else {
-        reduced = penalized(&mut step.graph, &gradients, reduced, None)?;
-    }
-    let mut states = vec![];
-    for (gradient, value) in gradients.iter().zip(&mut reduced) {
-        let Some(weight) = state.of(gradient.param) else { continue };
-        *value = accumulated(step, &fed, weight, *value, finite)?;
-        states.push(weight);
-    }
-    for (i, member) in members(optimizer).into_iter().enumerate() {
-        let of_member: Vec<(&WeightState, NodeId)> = states
-            .iter()
-            .zip(&reduced)
-            .filter(|(weight, _)| weight.member == i)
-            .map(|(weight, gradient)| (*weight, *gradient))
-            .collect();
-        let clipped = clipped(&mut step.graph, member.common().clip(), &of_member)?;
-        for ((weight, _), gradient) in of_member.into_iter().zip(clipped) {
-            apply(step, &fed, member, weight, (gradient, applies))?;
+        let factor = scale.map(|(_, factor)| factor);
+        let mut reduced = penalized(p, gradients, reduced, factor)?;
+        let mut finite = None;
+        if let Some(factor) = factor {
+            let g = p.graph();
+            finite = Some(all_finite(g, &reduced)?);
+            for gradient in &mut reduced {
+                *gradient = g.div(*gradient, factor)?;
+            }
         }
+        let accumulates = self.weights.iter().any(|w| w.accumulated.is_some());
+        let applies = match (accumulates, finite) {
+            (true, Some(finite)) => Some(p.graph().mul(self.fed.apply, finite)?),
+            (true, None) => Some(self.fed.apply),
+            (false, finite) => finite,
+        };
+        let mut states = vec![];
+        for (gradient, value) in gradients.iter().zip(&reduced) {
+            let weight = self.weights.iter().find(|w| w.param == gradient.param);
+            let Some(weight) = weight else { continue };
+            states.push((weight, accumulated(p, &self.fed, weight, *value, finite)?));
+        }
+        for (i, member) in members(self.optimizer).into_iter().enumerate() {
+            let of_member: Vec<(&WeightState, NodeId)> =
+                states.iter().filter(|(weight, _)| weight.member == i).copied().collect();
+            let clipped = clipped(p.graph(), member.common().clip(), &of_member)?;
+            for ((weight, _), gradient) in of_member.into_iter().zip(clipped) {
+                apply(p, &self.fed, member, weight, (gradient, applies))?;
+            }
+        }
+        let scale = match (self.scaling, scale, finite) {
+            (Some(scaling), Some((current, _)), Some(finite)) => {
+                let next = scaling.next_node(p.graph(), current, finite)?;
+                p.assign(scaling.state, next);
+                Some((finite, next))
+            }
+            _ => None,
+        };
+        Ok(Applied { gradients: reduced, scale })
     }
-    let (Some(scaling), Some(finite)) = (scaling, finite) else { return Ok(None) };
-    let next = scaling.next_node(&mut step.graph, finite)?;
-    step.assigns.push((scaling.state, next));
-    Ok(Some(next))
 }
 
 /// The gradients summed over all workers. All sums come first, so that the workers wait only once.
@@ -236,14 +324,15 @@ fn reduce(g: &mut Graph, gradients: &[Gradient]) -> Result<Vec<NodeId>> {
 
 /// Adds the gradients of the penalties `l1·|w| + l2·w²`, multiplied by the loss scale if there is one.
 fn penalized(
-    g: &mut Graph,
+    p: &mut impl Parameters,
     gradients: &[Gradient],
     reduced: Vec<NodeId>,
     scale: Option<NodeId>,
 ) -> Result<Vec<NodeId>> {
     let mut out = vec![];
     for (gradient, mut node) in gradients.iter().zip(reduced) {
-        let w = g.param(gradient.param);
+        let w = p.value(gradient.param);
+        let g = p.graph();
         for (coefficient, derivative) in [(gradient.l1, None), (2.0 * gradient.l2, Some(w))] {
             if coefficient == 0.0 {
                 continue;
@@ -285,14 +374,15 @@ fn all_finite(g: &mut Graph, gradients: &[NodeId]) -> Result<NodeId> {
 
 /// Adds a gradient to those of the batches before it. Returns the gradient to apply.
 fn accumulated(
-    step: &mut Step,
+    p: &mut impl Parameters,
     fed: &Fed,
     weight: &WeightState,
     gradient: NodeId,
     finite: Option<NodeId>,
 ) -> Result<NodeId> {
-    let g = &mut step.graph;
-    let old = g.param(weight.accumulated);
+    let Some(param) = weight.accumulated else { return Ok(gradient) };
+    let old = p.value(param);
+    let g = p.graph();
     let zero = g.scalar(0.0);
     let part = g.mul(gradient, fed.weight)?;
     let kept = g.select(fed.keep, old, zero)?;
@@ -302,7 +392,7 @@ fn accumulated(
         new = g.select(finite, sum, old)?;
     }
     let mean = g.mul(sum, fed.mean)?;
-    step.assigns.push((weight.accumulated, new));
+    p.assign(param, new);
     Ok(mean)
 }
 
@@ -348,28 +438,28 @@ fn clipped(
 
 /// Updates one weight: its decay, the optimizer's formula and the average. Where `applies` is 0, nothing changes.
 fn apply(
-    step: &mut Step,
+    p: &mut impl Parameters,
     fed: &Fed,
     optimizer: &dyn Optimizer,
     weight: &WeightState,
-    (gradient, applies): (NodeId, NodeId),
+    (gradient, applies): (NodeId, Option<NodeId>),
 ) -> Result<()> {
     let numbers = &fed.members[weight.member];
-    let g = &mut step.graph;
-    let old = g.param(weight.param);
+    let old = p.value(weight.param);
+    let held: Vec<NodeId> = weight.slots.iter().map(|(param, _)| p.value(*param)).collect();
+    let average = weight.average.map(|param| (param, p.value(param)));
+    let g = p.graph();
     let mut decayed = old;
     if let Some(decay) = optimizer.decay_of(&weight.of) {
         let rate = g.scale(numbers.rate, decay)?;
         let loss = g.mul(old, rate)?;
         decayed = g.sub(old, loss)?;
     }
-    let (mut olds, mut slots) = (vec![], vec![]);
-    for (param, slot) in &weight.slots {
-        let held = g.param(*param);
-        olds.push((*param, held));
+    let mut slots = vec![];
+    for ((_, slot), held) in weight.slots.iter().zip(&held) {
         slots.push(match slot.init {
-            SlotInit::Value(_) => held,
-            SlotInit::Weight => g.select(fed.first, old, held)?,
+            SlotInit::Value(_) => *held,
+            SlotInit::Weight => g.select(fed.first, old, *held)?,
         });
     }
     let mut update = WeightUpdate {
@@ -380,10 +470,10 @@ fn apply(
         scalars: numbers.own.clone(),
     };
     let (mut new, news) = optimizer.update(&weight.of, &mut update)?;
+    let params = weight.slots.iter().map(|(param, _)| *param);
     let mut changes: Vec<(ParamId, NodeId, NodeId)> =
-        olds.into_iter().zip(news).map(|((param, old), new)| (param, old, new)).collect();
-    if let Some((param, keep)) = weight.average.zip(numbers.average.first().copied()) {
-        let held = g.param(param);
+        params.zip(held).zip(news).map(|((param, old), new)| (param, old, new)).collect();
+    if let Some(((param, held), keep)) = average.zip(numbers.average.first().copied()) {
         let one = g.scalar(1.0);
         let share = g.sub(one, keep)?;
         let (kept, part) = (g.mul(held, keep)?, g.mul(new, share)?);
@@ -393,12 +483,18 @@ fn apply(
         }
         changes.push((param, held, average));
     }
+    if let Some(constraint) = &weight.constraint {
+        new = constraint.project(g, new)?;
+    }
     changes.push((weight.param, old, new));
-    for (param, old, new) in changes {
-        if old != new {
-            let value = step.graph.select(applies, new, old)?;
-            step.assigns.push((param, value));
+    for (param, old, mut new) in changes {
+        if old == new {
+            continue;
         }
+        if let Some(applies) = applies {
+            new = p.graph().select(applies, new, old)?;
+        }
+        p.assign(param, new);
     }
     Ok(())
 }

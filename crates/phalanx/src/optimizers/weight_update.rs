@@ -100,9 +100,21 @@ impl WeightUpdate<'_> {
             };
             registers.push(node);
         }
-        let mut outputs = tape.outputs.iter().map(|r| registers[usize::from(*r)]);
-        let weight = outputs.next().expect("the first output is the weight");
-        Ok((weight, outputs.collect()))
+        let dims = g.ty(self.weight).dims.clone();
+        let mut outputs = vec![];
+        for register in &tape.outputs {
+            let node = registers[usize::from(*register)];
+            // A result that no element decides is a scalar.
+            outputs.push(match g.ty(node).dims == dims {
+                true => node,
+                false => {
+                    let zeros = g.fill(0.0, &dims);
+                    g.add(zeros, node)?
+                }
+            });
+        }
+        let slots = outputs.split_off(1);
+        Ok((outputs[0], slots))
     }
 }
 

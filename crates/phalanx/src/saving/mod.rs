@@ -51,6 +51,7 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Maximum number of arrays and groups in a file. A model with the maximum number of layers, trained
 /// with Adam, has half as many.
@@ -281,6 +282,11 @@ fn expected_weights(model: &Definition) -> Vec<(String, Vec<usize>)> {
         weights.iter().map(one).collect::<Vec<_>>()
     };
     owners(model).into_iter().flat_map(of).collect()
+}
+
+/// The current weights of a model whose layers are trained by another.
+pub(crate) fn current_weights(model: &Arc<Definition>) -> Result<Vec<(String, Tensor)>> {
+    Model::sharing(model).unique_weights()
 }
 
 /// The current weights of a run.

@@ -6,13 +6,13 @@ use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, Operand};
 use crate::layers::noise::box_muller;
 use crate::losses::{Loss, Reduction};
-use crate::metrics::{Metric, weighted_mean};
+use crate::metrics::Metric;
 use crate::model::steps::{self, reduced_fetch};
 use crate::model::{Definition, StepKind};
 use crate::optimizers::Optimizer;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::program::Policy;
-use phalanx_graph::{DType, Fetch, Graph, NodeId, Op, ParamId, Type};
+use phalanx_graph::{DType, Fetch, Graph, NodeId, Op, ParamId, Type, autodiff};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -31,6 +31,8 @@ pub struct StepContext<'a> {
     versions: HashMap<ParamId, Vec<NodeId>>,
     /// The last phase, if nothing has read the weights since.
     open: Option<usize>,
+    /// Terms that layers have added to the loss since the last phase, with the model that was called.
+    added: Vec<(String, NodeId)>,
     recorded: Recorded,
 }
 
@@ -75,6 +77,7 @@ impl<'a> StepContext<'a> {
             masks: HashMap::new(),
             versions: HashMap::new(),
             open: None,
+            added: vec![],
             recorded: Recorded::default(),
         })
     }
@@ -175,6 +178,8 @@ impl<'a> StepContext<'a> {
         let outputs = def.lower(&mut self.low, &operands, &format!("{model}/"));
         self.low.training = outer;
         let outputs = outputs?;
+        let added = std::mem::take(&mut self.low.losses).into_iter();
+        self.added.extend(added.map(|term| (model.to_string(), term)));
         for output in &outputs {
             if let Some(mask) = output.mask {
                 self.masks.insert(output.node, mask);
@@ -239,11 +244,36 @@ impl<'a> StepContext<'a> {
         }
     }
 
+    /// Returns the derivative of a value by another that it was computed from: for every sample, the gradient of the sum of
+    /// its numbers. A loss may contain it, such as the gradient penalty of a Wasserstein GAN.
+    ///
+    /// # Errors
+    /// If one of them has no entry per sample, or the value does not depend on `by`. If a loss with this derivative is
+    /// minimized, and a layer between the two has no second derivative: those with products, convolutions and functions of
+    /// single numbers have one; batch and layer normalization, pooling and recurrent layers do not.
+    pub fn gradient(&mut self, value: NodeId, by: NodeId) -> Result<NodeId> {
+        for (what, node) in [("value", value), ("by", by)] {
+            let ty = self.ty(node);
+            if !ty.is_rows() || ty.dtype != DType::F32 {
+                let expected = "floats for every sample, not yet reduced over the batch";
+                return Err(Error::argument("gradient", what, expected, ty.to_string()));
+            }
+        }
+        let g = &mut self.low.graph;
+        let ones = g.binary(Binary::Eq, value, value)?;
+        let gradients = autodiff::gradients(g, &[(value, ones)], &[by])?;
+        gradients[0].ok_or_else(|| {
+            let expected = "a value that is computed from `by`";
+            Error::argument("gradient", "value", expected, "one that does not depend on it")
+        })
+    }
+
     /// Takes the derivative of a loss by the trainable weights of some models, and updates these with an optimizer.
     ///
     /// The loss of the step is the mean of `loss` over the samples of the *global* batch, times their sample weights if
-    /// there are any; a value with several numbers per sample counts with their mean. Penalties of the weights' regularizers
-    /// are added. What is computed after this call sees the updated weights. What was computed before keeps its value.
+    /// there are any; a value with several numbers per sample counts with their mean. Added to it are the penalties of the
+    /// weights' regularizers, and what layers of these models have added to the loss in the calls since the phase before.
+    /// What layers of other models have added is left out. What is computed after this call sees the updated weights. What was computed before keeps its value.
     /// The loss is reported under `name`.
     ///
     /// # Errors
@@ -274,7 +304,19 @@ impl<'a> StepContext<'a> {
         let sum = g.push(Op::SumRows, &[weighted])?;
         let fetch = reduced_fetch(g, name.into(), sum)?;
         let coefficient = g.mul(self.values.sample_weight, self.values.share)?;
-        self.recorded.phases.push(Phase { fetch, seed: (sample, coefficient), weights, optimizer });
+        let mut seeds = vec![(sample, coefficient)];
+        let mut penalty = steps::penalty_of(&mut self.low, &weights)?;
+        let mut terms = steps::custom_penalties(&mut self.low, &weights)?;
+        let added = std::mem::take(&mut self.added).into_iter();
+        let added = added.filter(|(model, _)| models.contains(&model.as_str()));
+        terms.extend(added.map(|(_, term)| term));
+        for term in terms {
+            let g = &mut self.low.graph;
+            let (value, seed) = steps::added_loss(g, term, self.values.ones)?;
+            penalty = g.add(penalty, value)?;
+            seeds.push(seed);
+        }
+        self.recorded.phases.push(Phase { fetch, seeds, penalty, weights, optimizer });
         self.open = Some(self.recorded.phases.len() - 1);
         Ok(())
     }
@@ -346,20 +388,25 @@ impl<'a> StepContext<'a> {
     /// Applies the update of the last phase in the graph, so that what follows sees the new weights.
     fn close(&mut self) -> Result<()> {
         let Some(at) = self.open.take() else { return Ok(()) };
-        let turn = self.recorded.updates.iter();
-        let optimizer_index = self.recorded.phases[at].optimizer;
-        let turn = turn.filter(|update| update.optimizer == optimizer_index).count() as u64;
-        let optimizer = self.step.optimizer(optimizer_index, self.main);
-        let state = &self.step.optimizers[optimizer_index];
-        update::check_options(&state.name, optimizer)?;
+        let index = self.recorded.phases[at].optimizer;
+        let earlier = self.recorded.updates.iter().filter(|update| update.optimizer == index);
+        let (turn, finite) =
+            (earlier.clone().count() as u64, earlier.filter_map(|update| update.finite).collect());
+        let optimizer = self.step.optimizer(index, self.main);
+        let state = &self.step.optimizers[index];
         let phase = &self.recorded.phases[at];
-        let slots = update::declare_slots(&mut self.low, optimizer, state, &phase.weights)?;
-        let update = Update { optimizer: optimizer_index, turn };
+        let low = &mut self.low;
+        let weights = update::declare_state(low, self.step, optimizer, state, &phase.weights)?;
+        let scaling = update::declare_scale(low, optimizer, state)?;
+        let scaled = scaling.is_some();
+        let mut update = Update { optimizer: index, turn, weights, scaled, finite: None };
         if self.training() {
             let number = self.recorded.updates.len();
-            let arguments = UpdateArguments { phase, optimizer, slots, number };
-            let versions = &mut self.versions;
-            let gradients = update::apply(&mut self.low, arguments, versions)?;
+            let scaling = scaling.filter(|_| self.kind == StepKind::Train);
+            let arguments =
+                UpdateArguments { phase, optimizer, update: &update, scaling, number, finite };
+            let (gradients, finite) = update::apply(&mut self.low, arguments, &self.versions)?;
+            update.finite = finite;
             self.recorded.gradients.extend(gradients);
             // Later losses take what the step has computed so far as given, as Keras' steps do.
             for at in 0..self.low.assigns.len() {
@@ -376,10 +423,14 @@ impl<'a> StepContext<'a> {
         Ok(())
     }
 
-    /// Whether the executor's own update can apply the last phase: nothing else updates its weights or uses its optimizer.
+    /// Whether the executor's own update can apply the last phase: nothing else updates its weights or uses its optimizer,
+    /// and the optimizer's formula is a tape.
     fn main_phase(&self) -> Option<usize> {
         let at = self.open?;
         let phase = &self.recorded.phases[at];
+        if self.step.optimizer(phase.optimizer, self.main).updates_whole_weights() {
+            return None;
+        }
         let free = self.recorded.phases[..at].iter().all(|earlier| {
             let same = |w: &ModelWeight| phase.weights.iter().any(|own| own.param == w.param);
             earlier.optimizer != phase.optimizer && !earlier.weights.iter().any(same)
@@ -397,14 +448,7 @@ impl<'a> StepContext<'a> {
         if self.recorded.main.is_none() {
             self.close()?;
         }
-        let mut all: Vec<ModelWeight> = vec![];
-        for weight in self.recorded.phases.iter().flat_map(|phase| &phase.weights) {
-            if !all.iter().any(|known| known.param == weight.param) {
-                all.push(weight.clone());
-            }
-        }
-        let node = steps::penalty(&mut self.low.graph, &all)?;
-        self.recorded.penalty = Some(Fetch { name: "penalty".into(), node });
+        self.add_penalties()?;
         let main = self.recorded.main.map(|at| &self.recorded.phases[at].weights);
         for param in (0..self.low.graph.params().len() as u32).map(ParamId) {
             if !main.is_some_and(|weights| weights.iter().any(|w| w.param == param)) {
@@ -413,26 +457,23 @@ impl<'a> StepContext<'a> {
         }
         Ok((self.low, self.recorded))
     }
-}
 
-impl Metric for StepMean {
-    fn class_name(&self) -> &'static str {
-        "Mean"
-    }
-
-    fn config(&self) -> crate::registry::Config {
-        crate::registry::Config::new()
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
-    }
-
-    fn update(&self, g: &mut Graph, _: NodeId, value: NodeId, weight: NodeId) -> Result<NodeId> {
-        weighted_mean(self, g, value, weight)
+    /// Reports penalties and added terms with the loss of their phase. The session adds them to the only loss, as for a
+    /// compiled model; of several losses each has its own.
+    fn add_penalties(&mut self) -> Result<()> {
+        let g = &mut self.low.graph;
+        let node = match &mut self.recorded.phases[..] {
+            [only] => only.penalty,
+            several => {
+                for phase in several {
+                    // The session divides a sum over the samples by their number.
+                    let of_samples = g.div(phase.penalty, self.values.share)?;
+                    phase.fetch.node = g.add(phase.fetch.node, of_samples)?;
+                }
+                g.scalar(0.0)
+            }
+        };
+        self.recorded.penalty = Some(Fetch { name: "penalty".into(), node });
+        Ok(())
     }
 }

@@ -39,7 +39,14 @@
 //! 2. call both again, `minimize` the generator's loss: it sees the new discriminator.
 //!
 //! A loss is differentiated by the weights that it has read. An update itself is not differentiated: later losses take the
-//! updated weights as given. Derivatives are not values of a step, so a loss cannot contain one (a gradient penalty).
+//! updated weights as given. A loss may contain the derivative of a value by another
+//! ([`gradient`](StepContext::gradient)), such as a gradient penalty.
+//!
+//! # Losses that layers add
+//!
+//! A phase minimizes its loss, the penalties of the weights that it trains, and what layers of the models that it trains have
+//! added to the loss since the phase before (`add_loss`, `activity_regularizer`). It reports their sum under its name. What
+//! the layers of other models have added is left out: a generator is not trained by the penalties of its discriminator.
 //!
 //! # Several replicas
 //!
@@ -53,15 +60,23 @@
 //!
 //! `fit`, `evaluate` and callbacks see the losses and metrics of the step under the names that it gives. In `evaluate` and
 //! for validation data the function runs with [`training`](StepContext::training) false: models are in inference mode, and
-//! `minimize` only reports its loss. The weights stay with the models, so `predict` and `save` of a model use what the step
-//! has trained. `BackupAndRestore` saves the whole run; `ModelCheckpoint` is for single models and is refused.
+//! `minimize` only reports its loss. The function may compute something else then, but must report the same losses and
+//! metrics. The weights stay with the models, so `predict` and `save` of a model use what the step has trained.
+//! `BackupAndRestore` saves the whole run, `ModelCheckpoint` one model of the step, which
+//! [`ModelCheckpoint::model`](crate::callbacks::ModelCheckpoint::model) names.
 //!
 //! # Optimizers
 //!
+//! Every optimizer has its own options, learning rate or schedule, step count, moving averages, accumulated gradients and
+//! loss scale. An optimizer that is used twice in a step makes two steps. With `mixed_float16` each optimizer scales the losses
+//! that it minimizes, and skips its own updates only. `fit` leaves the moving averages of all optimizers that keep them in
+//! the weights.
+//!
 //! The last phase is applied by the executor's own update, which is fused with the reduction of its gradients, if nothing
-//! else in the step updates its weights or uses its optimizer. Other phases are updated inside the graph. They have no
-//! moving averages, gradient accumulation or loss scaling; asking for one is an error, as is `mixed_float16` for a step
-//! with such phases. Callbacks that set the learning rate set that of the optimizer of the last phase.
+//! else in the step updates its weights or uses its optimizer. Other phases are updated inside the graph. Callbacks that set
+//! the learning rate set that of the optimizer of the last phase; [`Trainer::set_learning_rate_of`] sets that of any.
+//! [`Fit::accumulate`](crate::model::Fit::accumulate) is refused for a step with updates inside the graph:
+//! `gradient_accumulation_steps` of an optimizer says the same for each.
 
 mod context;
 mod step;

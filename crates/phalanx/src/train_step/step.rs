@@ -3,14 +3,15 @@
 use super::context::StepContext;
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerContext, LayerHandle, ModelWeight, Outputs};
-use crate::metrics::Metric;
+use crate::metrics::{Metric, weighted_mean};
 use crate::model::steps::{self, Seeds};
+use crate::model::update_graph::{self, WeightState};
 use crate::model::{Definition, StepKind};
 use crate::optimizers::Optimizer;
 use crate::registry::Config;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::passes::{checked, fuse_epilogues};
-use phalanx_graph::{Fetch, NodeId, ParamId, Step, Type};
+use phalanx_graph::{Fetch, Graph, NodeId, ParamId, Step, Type};
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,20 +60,47 @@ impl Layer for SlotWeights {
 pub(crate) struct Phase {
     /// The weighted sum of the loss over the samples.
     pub fetch: Fetch,
-    /// The loss of each sample and its coefficient in the loss of the batch.
-    pub seed: (NodeId, NodeId),
+    /// The loss of each sample and its coefficient in the loss of the batch; then the same of each added term.
+    pub seeds: Seeds,
+    /// The penalties of the weights and the terms that layers add.
+    pub penalty: NodeId,
     pub weights: Vec<ModelWeight>,
     /// Index of the optimizer.
     pub optimizer: usize,
 }
 
+impl Phase {
+    /// Fails unless the loss depends on a weight.
+    pub fn check_depends(&self, depends: bool) -> Result<()> {
+        if depends {
+            return Ok(());
+        }
+        let expected = "a value that depends on the trainable weights of its models";
+        let owner = format!("loss '{}'", self.fetch.name);
+        Err(Error::argument(owner, "value", expected, "one that depends on none"))
+    }
+}
+
 /// An update inside the graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Update {
     /// Index of the optimizer.
     pub optimizer: usize,
     /// How many updates of this optimizer the step has before this one.
     pub turn: u64,
+    /// The state of the weights that it updates.
+    pub weights: Vec<WeightState>,
+    /// Whether the loss is scaled, so that the update is skipped if its gradients are not finite.
+    pub scaled: bool,
+    /// Whether they are finite, where the step trains.
+    pub finite: Option<NodeId>,
+}
+
+impl Update {
+    /// For how many numbers of finite updates before it the host feeds its numbers.
+    pub fn candidates(&self) -> usize {
+        if self.scaled { self.turn as usize + 1 } else { 1 }
+    }
 }
 
 /// A metric, the length of its state, and its sums.
@@ -93,6 +121,13 @@ pub(crate) struct Recorded {
     pub labels: Vec<(usize, usize, Option<i64>)>,
 }
 
+impl Recorded {
+    /// The names of the metrics and the lengths of their states.
+    pub fn metric_states(&self) -> Vec<(String, usize)> {
+        self.metrics.iter().map(|(metric, len, _)| (metric.name().into(), *len)).collect()
+    }
+}
+
 /// A mean that a step reports.
 #[derive(Debug)]
 pub(super) struct StepMean {
@@ -105,6 +140,28 @@ impl StepMean {
     }
 }
 
+impl Metric for StepMean {
+    fn class_name(&self) -> &'static str {
+        "Mean"
+    }
+
+    fn config(&self) -> Config {
+        Config::new()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_name(&mut self, name: &str) {
+        self.name = name.into();
+    }
+
+    fn update(&self, g: &mut Graph, _: NodeId, value: NodeId, weight: NodeId) -> Result<NodeId> {
+        weighted_mean(self, g, value, weight)
+    }
+}
+
 /// A step that a program describes itself.
 pub(crate) struct CustomStep {
     pub name: String,
@@ -113,10 +170,14 @@ pub(crate) struct CustomStep {
     pub models: Vec<(String, Arc<Definition>)>,
     pub optimizers: Vec<StepOptimizer>,
     pub body: Body,
-    /// The updates inside the graph. The host computes their scalars.
+    /// The updates inside the graph. The host computes their numbers.
     pub updates: Vec<Update>,
+    /// Whether the executor's own update applies the last phase.
+    pub fused: bool,
     /// The names of the losses.
     pub losses: Vec<String>,
+    /// The names of the metrics and the lengths of their states.
+    pub metrics: Vec<(String, usize)>,
 }
 
 impl fmt::Debug for CustomStep {
@@ -148,13 +209,20 @@ impl CustomStep {
         })
     }
 
-    pub(super) fn optimizer_index(&self, name: &str) -> Result<usize> {
+    pub(crate) fn optimizer_index(&self, name: &str) -> Result<usize> {
         let found = self.optimizers.iter().position(|known| known.name == name);
         found.ok_or_else(|| Error::Unknown {
             kind: "optimizer of the training step",
             name: name.into(),
             known: self.optimizers.iter().map(|known| known.name.clone()).collect(),
         })
+    }
+
+    /// Keras' path of a weight in its model.
+    pub(super) fn keras_path(&self, weight: &ModelWeight) -> Result<String> {
+        // Names of models have no slash.
+        let (model, layer) = weight.layer_name.split_once('/').unwrap_or(("", &weight.layer_name));
+        Ok(update_graph::path(&*self.model(model)?, layer, weight))
     }
 
     /// An optimizer; `main` is the one that the session holds.
@@ -184,10 +252,13 @@ impl CustomStep {
             let received = losses.cloned().collect::<Vec<_>>().join(", ");
             return Err(Error::argument(self.owner(), "step", expected, received));
         }
-        if !low.losses.is_empty() {
-            let expected = "layers that add no losses (compute the term in the step)";
-            let received = format!("{} added losses", low.losses.len());
-            return Err(Error::argument(self.owner(), "layers", expected, received));
+        let metrics = recorded.metric_states();
+        if !self.losses.is_empty() && metrics != self.metrics {
+            let names = |metrics: &[(String, usize)]| -> String {
+                metrics.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+            };
+            let expected = format!("the metrics of its first call: {}", names(&self.metrics));
+            return Err(Error::argument(self.owner(), "step", expected, names(&metrics)));
         }
         let main_phase = recorded.main.map(|at| &recorded.phases[at]);
         let optimizer = main_phase.map(|phase| self.optimizer(phase.optimizer, main));
@@ -200,24 +271,17 @@ impl CustomStep {
             _ => {
                 let losses = recorded.phases.iter().map(|phase| phase.fetch.clone());
                 let metrics = recorded.metrics.iter().map(|(.., fetch)| fetch.clone());
-                losses.chain(recorded.penalty.clone()).chain(metrics).collect()
+                let finite = recorded.updates.iter().filter_map(|update| update.finite);
+                let finite = finite.map(|node| Fetch { name: "finite".into(), node });
+                losses.chain(recorded.penalty.clone()).chain(metrics).chain(finite).collect()
             }
         };
         let step = match (kind, main_phase.zip(optimizer)) {
             (StepKind::Train | StepKind::Gradients, Some((phase, optimizer))) => {
-                let seeds: Seeds = vec![phase.seed];
+                let seeds = phase.seeds.clone();
                 let fetches = std::mem::take(&mut fetches);
                 let step = steps::with_update(low, fetches, seeds, scaling, optimizer.rule())?;
-                if step.gradients.iter().all(|g| g.node.is_none()) {
-                    let expected = "a value that depends on the trainable weights of its models";
-                    let owner = format!("loss '{}'", phase.fetch.name);
-                    return Err(Error::argument(
-                        owner,
-                        "value",
-                        expected,
-                        "one that depends on none",
-                    ));
-                }
+                phase.check_depends(step.gradients.iter().any(|g| g.node.is_some()))?;
                 match kind {
                     StepKind::Gradients => {
                         steps::fetch_gradients(step, &format!("{}/", phase.fetch.name))?

@@ -1,7 +1,8 @@
 //! The builder of a training step, and the compiled step.
 
 use super::context::StepContext;
-use super::step::{BuiltCustomStep, CustomStep, StepOptimizer};
+use super::step::{CustomStep, StepOptimizer};
+use super::update::LOSS_SCALE;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::history::History;
@@ -16,7 +17,6 @@ use phalanx_exec::StepTimes;
 use phalanx_graph::Tensor;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::Program;
-use phalanx_graph::update::SlotInit;
 use std::sync::Arc;
 
 /// The description of a training step. See [`train_step`](crate::train_step).
@@ -133,27 +133,16 @@ impl TrainStep {
         def.check_policies()?;
         let requested = self.strategy.local().requested_policy();
         let half = requested.unwrap_or(def.dtype_policy()) == Policy::MixedFloat16;
-        let several = self.optimizers.len() > 1;
         let mut chosen = vec![];
         for (name, optimizer) in self.optimizers {
             let mut optimizer = match optimizer {
                 OptimizerArgument::Value(optimizer) => optimizer,
                 OptimizerArgument::Name(name) => optimizers::get(&name)?,
             };
-            if half && several {
-                let expected = "mixed_bfloat16 or float32 for several optimizers";
-                let owner = format!("training step '{}'", self.name);
-                return Err(Error::argument(owner, "policy", expected, "mixed_float16"));
-            }
             if half && optimizer.inner().is_none() {
                 optimizer = Box::new(LossScaleOptimizer::wrap(optimizer));
             }
             optimizer.validate()?;
-            if optimizer.updates_whole_weights() {
-                let expected = "one that updates each number by itself, such as adam";
-                let received = optimizer.class_name();
-                return Err(Error::argument("training step", "optimizer", expected, received));
-            }
             chosen.push(StepOptimizer::new(&name, optimizer));
         }
         let types = |inputs: &[(String, Input)]| -> Vec<_> {
@@ -168,13 +157,17 @@ impl TrainStep {
             optimizers: chosen,
             body: Box::new(step),
             updates: vec![],
+            fused: false,
             losses: vec![],
+            metrics: vec![],
         };
         let synchronized = self.strategy.local().is_deterministic();
         let built = custom.build(StepKind::Train, None, (synchronized, 1))?;
         custom.updates.clone_from(&built.recorded.updates);
+        custom.fused = built.recorded.main.is_some();
         custom.losses =
             built.recorded.phases.iter().map(|phase| phase.fetch.name.clone()).collect();
+        custom.metrics = built.recorded.metric_states();
         let members = models_of(&custom.models).into_iter();
         let slots = custom.optimizers.iter().map(|o| (o.member(), Callee::Layer(o.slots.clone())));
         let members = members.chain(slots).collect();
@@ -182,7 +175,7 @@ impl TrainStep {
         let def = Arc::new(Definition::of_step(&self.name, inputs, members));
         let model = Model::sharing(&def);
         model.initialize(self.seed)?;
-        initialize_slots(&custom, &built)?;
+        initialize_scales(&custom);
         let session = Session::custom(def, custom, built, self.strategy, self.seed)?;
         Ok(Trainer { model: model.compiled(session) })
     }
@@ -193,33 +186,15 @@ fn models_of(models: &[(String, Arc<Definition>)]) -> Vec<(String, Callee)> {
     models.iter().map(|(name, def)| (name.clone(), Callee::Model(def.clone()))).collect()
 }
 
-/// Slots that start as copies of their weights.
-fn initialize_slots(custom: &CustomStep, built: &BuiltCustomStep) -> Result<()> {
-    for update in &built.recorded.updates {
-        let state = &custom.optimizers[update.optimizer];
-        let slots = custom.optimizer(update.optimizer, None).rule().slots;
-        let copies: Vec<String> = slots
-            .iter()
-            .filter(|slot| slot.init == SlotInit::Weight)
-            .map(|slot| format!("/{}", slot.name))
-            .collect();
-        for weight in
-            built.weights.iter().filter(|w| !copies.is_empty() && !w.layer.same(&state.slots))
-        {
-            weight.layer.sync_to_host()?;
-            let (name, values) = {
-                let weights = weight.layer.weights();
-                let weight_of = &weights[weight.index];
-                (format!("{}/{}", weight.layer_name, weight_of.spec.name), weight_of.values.clone())
-            };
-            for slot in state.slots.weights().iter_mut() {
-                if copies.iter().any(|copy| slot.spec.name == format!("{name}{copy}")) {
-                    slot.values.clone_from(&values);
-                }
-            }
+/// The loss scales of the optimizers that have one.
+fn initialize_scales(custom: &CustomStep) {
+    for (index, state) in custom.optimizers.iter().enumerate() {
+        let Some((_, scaling)) = custom.optimizer(index, None).inner() else { continue };
+        let mut slots = state.slots.weights();
+        if let Some(slot) = slots.iter_mut().find(|slot| slot.spec.name == LOSS_SCALE) {
+            slot.values = Some(vec![scaling.initial_scale as f32, 0.0, 1.0]);
         }
     }
-    Ok(())
 }
 
 /// A compiled training step. Its models share their weights with it.
@@ -236,8 +211,8 @@ impl Trainer {
     /// Trains with the step and returns its losses and metrics of every epoch.
     ///
     /// # Errors
-    /// As for [`Model::fit`]; and if gradients should be accumulated over batches although an optimizer updates inside the
-    /// graph.
+    /// As for [`Model::fit`]; and if [`Fit::accumulate`] is set although a phase updates inside the graph. There the
+    /// optimizers accumulate: `gradient_accumulation_steps`.
     pub fn fit(&mut self, data: impl IntoDataset, fit: Fit) -> Result<History> {
         self.model.fit(data, fit)
     }
@@ -280,6 +255,23 @@ impl Trainer {
     /// None in a compiled step.
     pub fn learning_rate(&self) -> Result<f64> {
         self.model.learning_rate()
+    }
+
+    /// Returns the learning rate that an optimizer has in the next step, by the optimizer's name in the step.
+    ///
+    /// # Errors
+    /// If there is no such optimizer.
+    pub fn learning_rate_of(&self, optimizer: &str) -> Result<f64> {
+        self.model.with_session("learning_rate_of", |session| session.learning_rate_of(optimizer))
+    }
+
+    /// Overrides the learning rate or schedule of an optimizer from the next step on.
+    ///
+    /// # Errors
+    /// If there is no such optimizer, or the rate is negative or not finite.
+    pub fn set_learning_rate_of(&mut self, optimizer: &str, rate: f64) -> Result<()> {
+        let set = |session: &mut Session| session.set_learning_rate_of(optimizer, rate);
+        self.model.with_session("set_learning_rate_of", set)
     }
 
     /// Overrides the learning rate or schedule of the optimizer of the last phase from the next step on.

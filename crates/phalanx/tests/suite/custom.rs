@@ -1,6 +1,7 @@
 //! Custom layers, losses, metrics and activations: against Keras' file, written and read back, and refused.
 
 use crate::common::difference_to_scale;
+use crate::examples::custom_layer::{self, Coverage, Pinball};
 use phalanx::custom::*;
 use phalanx::prelude::*;
 use phalanx::{losses, metrics};
@@ -66,83 +67,82 @@ impl Layer for Block {
     }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct PowerError {
-    #[serde(flatten)]
-    common: LossOptions,
-    power: f64,
+/// Alternates between `value` and `-value`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Alternating {
+    value: f64,
 }
 
-impl Default for PowerError {
-    fn default() -> PowerError {
-        PowerError { common: LossOptions::named("power_error"), power: 3.0 }
-    }
-}
-
-impl Loss for PowerError {
+impl CustomObject for Alternating {
     fn class_name(&self) -> &'static str {
-        "my>PowerError"
+        "my>Alternating"
     }
 
     fn config(&self) -> Config {
         to_config(self)
     }
+}
 
-    fn common(&self) -> &LossOptions {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut LossOptions {
-        &mut self.common
-    }
-
-    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
-        let error = g.sub(y_true, y_pred)?;
-        let size = g.unary(Unary::Abs, error)?;
-        let power = g.scalar(self.power);
-        let values = g.binary(Binary::Pow, size, power)?;
-        Ok(g.mean_row(values)?)
+impl CustomInitializer for Alternating {
+    fn fill(&self, values: &mut [f32], _: &[usize], _: &mut Stream) {
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = if i % 2 == 0 { self.value as f32 } else { -self.value as f32 };
+        }
     }
 }
 
-/// The mean of predictions minus targets.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Bias {
-    name: String,
+/// `factor · (Σw)²`
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct SquaredSum {
+    factor: f64,
 }
 
-impl Default for Bias {
-    fn default() -> Bias {
-        Bias { name: "bias".into() }
-    }
-}
-
-impl Metric for Bias {
+impl CustomObject for SquaredSum {
     fn class_name(&self) -> &'static str {
-        "my>Bias"
+        "my>SquaredSum"
     }
 
     fn config(&self) -> Config {
         to_config(self)
     }
+}
 
-    fn name(&self) -> &str {
-        &self.name
+impl CustomRegularizer for SquaredSum {
+    fn penalty(&self, g: &mut Graph, weight: NodeId) -> Result<NodeId> {
+        let axes: Vec<usize> = (0..g.ty(weight).dims.len()).collect();
+        let sum = g.sum_axes(weight, &axes)?;
+        let sum = g.reshape(sum, &[])?;
+        let square = g.unary(Unary::Square, sum)?;
+        Ok(g.scale(square, self.factor)?)
+    }
+}
+
+/// Weights between `-limit` and `limit`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Clip {
+    limit: f64,
+}
+
+impl Default for Clip {
+    fn default() -> Clip {
+        Clip { limit: 0.01 }
+    }
+}
+
+impl CustomObject for Clip {
+    fn class_name(&self) -> &'static str {
+        "my>Clip"
     }
 
-    fn set_name(&mut self, name: &str) {
-        self.name = name.into();
+    fn config(&self) -> Config {
+        to_config(self)
     }
+}
 
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
-        let error = g.sub(y_pred, y_true)?;
-        weighted_mean(self, g, error, weight)
+impl CustomConstraint for Clip {
+    fn project(&self, g: &mut Graph, weight: NodeId) -> Result<NodeId> {
+        Ok(g.clamp(weight, -self.limit, self.limit)?)
     }
 }
 
@@ -163,8 +163,10 @@ fn quartic(g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
 pub fn register() {
     register_layer::<Scale>("my>Scale").unwrap();
     register_layer::<Block>("my>Block").unwrap();
-    register_loss::<PowerError>("my>PowerError").unwrap();
-    register_metric::<Bias>("my>Bias").unwrap();
+    custom_layer::register().unwrap();
+    register_initializer::<Alternating>("my>Alternating").unwrap();
+    register_regularizer::<SquaredSum>("my>SquaredSum").unwrap();
+    register_constraint::<Clip>("my>Clip").unwrap();
     register_activation("my>bent", bent).unwrap();
     register_loss_function("my>quartic", quartic).unwrap();
 }
@@ -222,7 +224,7 @@ fn files_with_registered_classes_predict_and_train_as_in_keras() {
 fn saving_writes_what_keras_writes() {
     register();
     let directory = tempfile::tempdir().unwrap();
-    for name in ["custom_classes", "custom_functions"] {
+    for name in ["custom_classes", "custom_functions", "custom_weights"] {
         let original = config(&fixture(name));
         let model = load_model(fixture(name)).unwrap();
         let path = directory.path().join(format!("{name}.keras"));
@@ -242,6 +244,15 @@ fn saving_writes_what_keras_writes() {
             assert_eq!(ours["module"], module, "{name}: module of {keras}");
             let activation = |value: &Value| value["config"]["activation"]["config"].clone();
             assert_eq!(activation(ours), activation(&keras));
+            for key in ["kernel_initializer", "kernel_regularizer", "bias_constraint"] {
+                if !keras["config"][key]["registered_name"].is_string() {
+                    continue;
+                }
+                for entry in ["class_name", "config", "registered_name"] {
+                    let of = |layer: &Value| layer["config"][key][entry].clone();
+                    assert_eq!(of(ours), of(&keras), "{name}: {key}/{entry}");
+                }
+            }
         }
         for key in ["loss", "metrics"] {
             let keras = &original["compile_config"][key];
@@ -262,8 +273,8 @@ fn a_model_built_here_has_the_compile_config_of_keras() {
     register();
     let original = config(&fixture("custom_classes"));
     let mut model = Sequential::new().add(Input::new([3])).add(Dense::new(2)).build().unwrap();
-    let loss = PowerError { power: 2.0, ..PowerError::default() };
-    model.compile(Compile::new("adam").loss(loss).metrics([Bias::default()])).unwrap();
+    let loss = Pinball { quantile: 0.9, ..Pinball::default() };
+    model.compile(Compile::new("adam").loss(loss).metrics([Coverage::default()])).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.keras");
     model.save(&path).unwrap();
@@ -272,7 +283,7 @@ fn a_model_built_here_has_the_compile_config_of_keras() {
     loss["module"] = Value::Null;
     assert_eq!(written["compile_config"]["loss"], loss);
     let metric = &written["compile_config"]["metrics"][0];
-    assert_eq!(metric["registered_name"], "my>Bias");
+    assert_eq!(metric["registered_name"], "example>Coverage");
     model.compile(Compile::new("adam").loss("my>quartic").metrics(["my>quartic"])).unwrap();
     model.save(&path).unwrap();
     let function = json!({ "module": "builtins", "class_name": "function",
@@ -290,6 +301,12 @@ fn a_custom_layer_trains_on_replicas_and_inside_other_layers() {
             .add(TimeDistributed::new(Scale { factor: 2.0 }))
             .add(Flatten::new())
             .add(Block { units: 5 })
+            .add(
+                Dense::new(5)
+                    .kernel_initializer(Initializer::custom(Alternating { value: 0.2 }))
+                    .kernel_regularizer(Regularizer::custom(SquaredSum { factor: 0.1 }))
+                    .bias_constraint("my>Clip"),
+            )
             .build()
             .unwrap();
         let strategy = MirroredStrategy::cpus(replicas).unwrap();
@@ -306,7 +323,9 @@ fn a_custom_layer_trains_on_replicas_and_inside_other_layers() {
     let (_, three) = run(3);
     assert!(one.iter().zip(&three).all(|(a, b)| (a - b).abs() < 1e-6), "{one:?} {three:?}");
     let names: Vec<String> = model.layers().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["time_distributed", "flatten", "block"]);
+    assert_eq!(names, ["time_distributed", "flatten", "block", "dense"]);
+    let bias = model.get_weights().unwrap().pop().unwrap();
+    assert!(bias.f32().unwrap().iter().all(|b| b.abs() <= 0.01), "{bias:?}");
     assert!(model.summary().to_string().contains("block (Block)"));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nested.keras");
@@ -320,7 +339,7 @@ fn names_must_be_those_of_no_keras_class() {
     let error = register_layer::<Scale>("Dense").unwrap_err().to_string();
     assert!(error.contains("expected a name that Keras does not have"), "{error}");
     for name in ["", "a>", ">b", "a>b>c", "a b"] {
-        let error = register_loss::<PowerError>(name).unwrap_err().to_string();
+        let error = register_loss::<Pinball>(name).unwrap_err().to_string();
         assert!(error.contains("package>Name"), "{error}");
     }
     assert!(register_activation("relu", bent).is_err());
@@ -329,6 +348,36 @@ fn names_must_be_those_of_no_keras_class() {
     let any = Type::rows([2]);
     let error = metrics::get("other>Metric", &any, &any).unwrap_err().to_string();
     assert!(error.contains("register_metric::<Metric>(\"other>Metric\")"), "{error}");
+}
+
+#[test]
+fn initializers_regularizers_and_constraints_are_checked() {
+    register();
+    let regularizer = || Regularizer::custom(SquaredSum { factor: 0.1 });
+    assert_eq!(regularizer(), regularizer());
+    assert_ne!(regularizer(), Regularizer::custom(SquaredSum { factor: 0.2 }));
+    let error = register_initializer::<Alternating>("HeNormal").unwrap_err().to_string();
+    assert!(error.contains("expected a name that Keras does not have"), "{error}");
+    let object = |name: &str| {
+        json!({ "module": "mine", "class_name": name, "config": {},
+                "registered_name": format!("other>{name}") })
+    };
+    let error = serde_json::from_value::<Initializer>(object("Ramp")).unwrap_err().to_string();
+    assert!(error.contains("register_initializer::<Ramp>(\"other>Ramp\")"), "{error}");
+    let error = serde_json::from_value::<Constraint>(object("Box")).unwrap_err().to_string();
+    assert!(error.contains("register_constraint::<Box>(\"other>Box\")"), "{error}");
+    let function = json!({ "module": "builtins", "class_name": "function", "config": "my>ramp",
+                           "registered_name": "function" });
+    let error = serde_json::from_value::<Regularizer>(function).unwrap_err().to_string();
+    assert!(error.contains("received the function 'my>ramp'"), "{error}");
+    let unknown = json!({ "module": null, "class_name": "Clip", "config": { "size": 1 },
+                          "registered_name": "my>Clip" });
+    let error = serde_json::from_value::<Constraint>(unknown).unwrap_err().to_string();
+    assert!(error.contains("size"), "{error}");
+    let layer = Dense::new(2).activity_regularizer(regularizer());
+    let built = Sequential::new().add(Input::new([2])).add(layer).build();
+    let error = built.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("activity_regularizer: expected l1, l2 or l1_l2"), "{error}");
 }
 
 #[test]

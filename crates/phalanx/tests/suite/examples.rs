@@ -13,7 +13,7 @@ mod compiled_program;
 #[path = "../../examples/contrastive.rs"]
 mod contrastive;
 #[path = "../../examples/custom_layer.rs"]
-mod custom_layer;
+pub mod custom_layer;
 #[path = "../../examples/distillation.rs"]
 mod distillation;
 #[path = "../../examples/functional.rs"]

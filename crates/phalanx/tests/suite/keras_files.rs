@@ -122,6 +122,7 @@ pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
 #[ignore = "needs files of Python Keras: tests/python/cross_check.py runs it"]
 #[test]
 fn models_of_python_keras() {
+    crate::custom::register();
     let models = files(".keras");
     let mut faults = vec![];
     for path in &models {

@@ -231,7 +231,7 @@ fn initializers_have_keras_statistics() {
             "registered_name": null,
         });
         let initializer: Initializer = serde_json::from_value(saved.clone()).unwrap();
-        let written = serde_json::to_value(initializer).unwrap();
+        let written = serde_json::to_value(&initializer).unwrap();
         assert_same_config(written, saved, case.name);
 
         let dims: Vec<usize> = serde_json::from_value(case.json["shape"].clone()).unwrap();
@@ -267,7 +267,7 @@ fn kernels_of_spectrograms_match_keras() {
             "registered_name": null,
         });
         let initializer: Initializer = serde_json::from_value(saved.clone()).unwrap();
-        assert_same_config(serde_json::to_value(initializer).unwrap(), saved, case.name);
+        assert_same_config(serde_json::to_value(&initializer).unwrap(), saved, case.name);
         let dims: Vec<usize> = serde_json::from_value(case.json["shape"].clone()).unwrap();
         initializer.fits(&dims).unwrap();
         let values = initializer.sample(&dims, &mut Stream::new(1, 0, 0, 0));
@@ -282,7 +282,7 @@ fn check_weight_penalty(case: &Case<'_>, regularizer: Regularizer) {
     let kernel = case.tensor("input");
     let [features, units] = *kernel.dims() else { panic!("{}: a matrix", case.name) };
     for replicas in [1, 3] {
-        let dense = Dense::new(units).use_bias(false).kernel_regularizer(regularizer);
+        let dense = Dense::new(units).use_bias(false).kernel_regularizer(regularizer.clone());
         let mut model = Sequential::new().add(Input::new([features])).add(dense).build().unwrap();
         model.set_weights(std::slice::from_ref(kernel)).unwrap();
         let strategy = MirroredStrategy::cpus(replicas).unwrap();
@@ -325,7 +325,7 @@ fn penalties_match_keras() {
             assert!(difference_to_scale(values, case.f32("output")) <= 1e-6, "{name}");
         } else {
             let regularizer: Regularizer = serde_json::from_value(saved.clone()).unwrap();
-            let written = serde_json::to_value(regularizer).unwrap();
+            let written = serde_json::to_value(&regularizer).unwrap();
             assert_same_config(written, saved, name);
             if case.json["class_name"] == "OrthogonalRegularizer" {
                 check_weight_penalty(&case, regularizer);

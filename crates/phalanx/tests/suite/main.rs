@@ -35,5 +35,6 @@ mod stateful;
 mod tensorboard;
 mod text;
 mod train_steps;
+mod train_steps_keras;
 mod training_arguments;
 mod workers;

@@ -1,19 +1,18 @@
-//! Custom training steps: against Keras, on several replicas, resumed, and with the errors of a wrong description.
+//! Custom training steps: on several replicas, resumed, saved, and with the errors of a wrong description.
 
-use crate::common::{Fixture, difference_to_scale};
+use crate::common::difference_to_scale;
 use phalanx::callbacks::{BackupAndRestore, LambdaCallback};
 use phalanx::custom::{Binary, NodeId};
 use phalanx::model::{Interrupt, StepKind};
-use phalanx::optimizers;
 use phalanx::prelude::*;
 use phalanx::train_step::{StepContext, TrainStep, Trainer};
 
-fn cpus(replicas: usize) -> MirroredStrategy {
+pub(crate) fn cpus(replicas: usize) -> MirroredStrategy {
     let devices: Vec<String> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
     MirroredStrategy::with_devices(&devices).unwrap().threads(1)
 }
 
-fn generator() -> Model {
+pub(crate) fn generator() -> Model {
     Sequential::new()
         .add(Input::new([3]))
         .add(Dense::new(6).use_bias(false))
@@ -24,7 +23,7 @@ fn generator() -> Model {
         .unwrap()
 }
 
-fn discriminator() -> Model {
+pub(crate) fn discriminator() -> Model {
     Sequential::new()
         .add(Input::new([5]))
         .add(Dense::new(7).activation("tanh").kernel_regularizer("l2"))
@@ -46,7 +45,11 @@ fn judge(cx: &mut StepContext<'_>, logits: NodeId, real: bool) -> Result<NodeId>
     cx.loss(&BinaryCrossentropy::default().from_logits(true), target, logits)
 }
 
-fn discriminator_loss(cx: &mut StepContext<'_>, real: NodeId, z: NodeId) -> Result<NodeId> {
+pub(crate) fn discriminator_loss(
+    cx: &mut StepContext<'_>,
+    real: NodeId,
+    z: NodeId,
+) -> Result<NodeId> {
     let fake = cx.call("generator", &[z])?;
     let of_real = cx.call("discriminator", &[real])?;
     let of_fake = cx.call("discriminator", &[fake])?;
@@ -54,76 +57,14 @@ fn discriminator_loss(cx: &mut StepContext<'_>, real: NodeId, z: NodeId) -> Resu
     Ok(cx.graph().add(of_real, of_fake)?)
 }
 
-fn generator_loss(cx: &mut StepContext<'_>, z: NodeId) -> Result<NodeId> {
+pub(crate) fn generator_loss(cx: &mut StepContext<'_>, z: NodeId) -> Result<NodeId> {
     let fake = cx.call("generator", &[z])?;
     let logits = cx.call("discriminator", &[fake])?;
     judge(cx, logits, true)
 }
 
-#[test]
-fn gan_steps_match_keras() {
-    let fixture = Fixture::load("train_steps");
-    for (case, replicas) in fixture.cases().flat_map(|case| [1, 2, 4].map(|n| (case.name, n))) {
-        let case = fixture.cases().find(|other| other.name == case).unwrap();
-        let (mut g, mut d) = (generator(), discriminator());
-        let start: Vec<Tensor> = case.list("start").into_iter().cloned().collect();
-        let of_generator = g.get_weights().unwrap().len();
-        g.set_weights(&start[..of_generator]).unwrap();
-        d.set_weights(&start[of_generator..]).unwrap();
-        let optimizer = |i: usize| {
-            let json = &case.json["optimizers"][i];
-            let config = json["config"].as_object().unwrap();
-            optimizers::from_config(json["class_name"].as_str().unwrap(), config).unwrap()
-        };
-        let repeats = case.json["repeats"].as_u64().unwrap();
-        let mut gan = TrainStep::new("gan")
-            .input("real", Input::new([5]))
-            .input("z1", Input::new([3]))
-            .input("z2", Input::new([3]))
-            .model("generator", &g)
-            .model("discriminator", &d)
-            .optimizer("d", optimizer(0))
-            .optimizer("g", optimizer(1))
-            .strategy(cpus(replicas))
-            .compile(move |cx| {
-                let (real, z1, z2) = (cx.input("real")?, cx.input("z1")?, cx.input("z2")?);
-                for i in 0..repeats {
-                    let loss = discriminator_loss(cx, real, z1)?;
-                    cx.minimize(&format!("d_loss_{i}"), loss, &["discriminator"], "d")?;
-                }
-                let loss = generator_loss(cx, z2)?;
-                cx.minimize("g_loss", loss, &["generator"], "g")
-            })
-            .unwrap();
-        let weights =
-            |g: &Model, d: &Model| [g.get_weights().unwrap(), d.get_weights().unwrap()].concat();
-        let name = format!("{} on {replicas}", case.name);
-        let check = |field: &str, weights: Vec<Tensor>, tolerance: f64| {
-            for (i, (weight, expected)) in weights.iter().zip(case.list(field)).enumerate() {
-                let apart = difference_to_scale(weight.f32().unwrap(), expected.f32().unwrap());
-                assert!(apart < tolerance, "{name}: {field} {i}: {apart:.1e}");
-            }
-        };
-        for step in 0..case.json["steps"].as_u64().unwrap() as usize {
-            let columns = ["real", "z1", "z2"].map(|f| case.tensor(&format!("{f}/{step}")).clone());
-            let data = phalanx::data::Arrays::new(Vec::from(columns), ()).unwrap();
-            let logs = gan.train_on_batch(data).unwrap();
-            let per_step = repeats as usize + 1;
-            let expected = &case.f32("losses")[step * per_step..(step + 1) * per_step];
-            let received: Vec<f64> = logs.iter().map(|(_, value)| *value).collect();
-            let apart = difference_to_scale(&received, expected);
-            assert!(apart < 2e-5, "{name}: losses of step {step}: {received:?} {expected:?}");
-            if step == 0 {
-                check("first", weights(&g, &d), 2e-5);
-            }
-        }
-        check("after", weights(&g, &d), 1e-4);
-        gan.check_mirrored().unwrap();
-    }
-}
-
 /// A GAN with random inputs, dropout and two optimizers.
-fn small_gan(strategy: MirroredStrategy) -> (Model, Model, Trainer) {
+pub(crate) fn small_gan(strategy: MirroredStrategy) -> (Model, Model, Trainer) {
     let g = Sequential::new()
         .add(Input::new([3]))
         .add(Dense::new(8).activation("relu"))
@@ -160,7 +101,7 @@ fn small_gan(strategy: MirroredStrategy) -> (Model, Model, Trainer) {
     (g, d, trainer)
 }
 
-fn samples(rows: usize) -> Tensor {
+pub(crate) fn samples(rows: usize) -> Tensor {
     let mut rng = phalanx::Stream::new(9, 0, 0, 0);
     Tensor::new([rows, 5], (0..rows * 5).map(|_| rng.unit() as f32).collect::<Vec<f32>>()).unwrap()
 }
@@ -316,12 +257,59 @@ fn a_gan_is_one_program_that_can_be_printed_and_profiled() {
 }
 
 #[test]
+fn checkpoints_have_one_model_of_the_step() {
+    let directory = tempfile::tempdir().unwrap();
+    let (g, d, mut gan) = small_gan(cpus(2));
+    let path = |name: &str| directory.path().join(name);
+    let fit = Fit::new()
+        .epochs(3)
+        .batch_size(4)
+        .verbose(0)
+        .validation_data(samples(6))
+        .callback(ModelCheckpoint::new(path("g-{epoch}.keras")).model("generator").keep_last(2))
+        .callback(
+            ModelCheckpoint::new(path("d.weights.h5"))
+                .model("discriminator")
+                .monitor("val_d_loss")
+                .save_best_only(true),
+        );
+    gan.fit(samples(10), fit).unwrap();
+    assert!(!path("g-1.keras").exists() && path("g-2.keras").exists());
+    let saved = load_model(path("g-3.keras")).unwrap();
+    assert_eq!(saved.get_weights().unwrap(), g.get_weights().unwrap());
+    let mut again = d.clone_model().unwrap();
+    again.load_weights(path("d.weights.h5")).unwrap();
+    let wrong = ModelCheckpoint::new(path("a.keras")).model("critic");
+    let error = gan.fit(samples(4), Fit::new().verbose(0).callback(wrong)).unwrap_err();
+    assert!(error.to_string().ends_with("generator, discriminator, received critic"), "{error}");
+    let mut model = net();
+    model.compile(Compile::new("sgd").loss("mse")).unwrap();
+    let wrong = ModelCheckpoint::new(path("a.keras")).model("net");
+    let fit = Fit::new().verbose(0).callback(wrong);
+    let error = model.fit((samples(4), Tensor::zeros([4, 2])), fit).unwrap_err().to_string();
+    assert!(error.contains("model: expected none for a run that trains a model"), "{error}");
+}
+
+#[test]
 fn optimizers_have_their_own_rates() {
-    let (_, _, mut gan) = small_gan(cpus(1));
+    let (_, d, mut gan) = small_gan(cpus(1));
     assert_eq!(gan.learning_rate().unwrap(), 0.02);
     let first = gan.gradients(samples(4)).unwrap();
     gan.set_learning_rate(0.0).unwrap();
     assert_eq!(gan.gradients(samples(4)).unwrap(), first, "the rate of the first phase stays");
+    assert_eq!(
+        (gan.learning_rate_of("d").unwrap(), gan.learning_rate_of("g").unwrap()),
+        (0.01, 0.0)
+    );
+    gan.set_learning_rate_of("d", 0.0).unwrap();
+    assert_eq!(gan.learning_rate_of("d").unwrap(), 0.0);
+    let weights = d.get_weights().unwrap();
+    gan.train_on_batch(samples(4)).unwrap();
+    assert_eq!(d.get_weights().unwrap(), weights);
+    let error = gan.set_learning_rate_of("e", 0.0).unwrap_err().to_string();
+    assert!(error.contains("unknown optimizer of the training step 'e'"), "{error}");
+    let error = gan.set_learning_rate_of("d", -1.0).unwrap_err().to_string();
+    assert!(error.contains("optimizer 'd': learning_rate: expected a finite rate"), "{error}");
 }
 
 fn net() -> Model {
@@ -387,19 +375,28 @@ fn a_wrong_description_is_refused() {
         let error = refused(step(), body);
         assert!(error.starts_with(expected), "{error}\nexpected {expected}");
     }
-    let twice = |cx: &mut StepContext<'_>| {
-        let x = cx.input("x")?;
-        let y = cx.call("net", &[x])?;
-        cx.minimize("a", y, &["net"], "ema")?;
-        cx.minimize("b", y, &["net"], "ema")
-    };
-    let error = refused(step().optimizer("ema", Adam::default().use_ema(0.9)), twice);
-    assert!(error.starts_with("optimizer 'ema': use_ema: expected none, unless"), "{error}");
     let error = refused(step().model("net", &model), |_| Ok(()));
     assert!(error.contains("models: expected each name once"), "{error}");
-    let half = cpus(1).policy(Policy::MixedFloat16);
-    let error = refused(step().optimizer("adam", "adam").strategy(half), |_| Ok(()));
-    assert!(error.contains("policy: expected mixed_bfloat16 or float32"), "{error}");
+    let pooled = Sequential::new()
+        .add(Input::new([5]))
+        .add(LayerNormalization::new())
+        .add(Dense::new(2))
+        .build()
+        .unwrap();
+    let penalized = step().model("pooled", &pooled);
+    let error = refused(penalized, |cx| {
+        let x = cx.input("x")?;
+        let y = cx.call("pooled", &[x])?;
+        let slope = cx.gradient(y, x)?;
+        cx.minimize("a", slope, &["pooled"], "sgd")
+    });
+    assert!(error.contains("layer_norm_grad has no derivative"), "{error}");
+    let error = refused(step(), |cx| {
+        let (x, z) = (cx.input("x")?, cx.random_normal(&[5])?);
+        let y = cx.call("net", &[x])?;
+        cx.gradient(y, z).map(|_| ())
+    });
+    assert!(error.contains("expected a value that is computed from `by`"), "{error}");
 }
 
 #[test]
@@ -413,7 +410,9 @@ fn what_a_step_cannot_do_is_an_error() {
     let checkpoint = ModelCheckpoint::new(directory.path().join("a.keras"));
     let fit = Fit::new().verbose(0).callback(checkpoint);
     let error = gan.fit(samples(4), fit).unwrap_err().to_string();
-    assert!(error.contains("expected a model: save each model of the step"), "{error}");
+    let expected =
+        "model: expected a model of the step, set with model(..): generator, discriminator";
+    assert!(error.contains(expected), "{error}");
     let wrong = Tensor::zeros([4, 6]);
     let error = gan.train_on_batch(wrong).unwrap_err().to_string();
     assert!(error.contains("input 'real': expected 4 rows of f32 (None, 5)"), "{error}");

@@ -202,7 +202,7 @@ impl Layer for Attention {
         let [query, value, key] = operands(cx, inputs)?;
         let one = Initializer::Ones {};
         let scale = match self.use_scale {
-            true => Some(cx.weight(WeightSpec::new("scale", &[], one))?),
+            true => Some(cx.weight(WeightSpec::new("scale", &[], one.clone()))?),
             false => None,
         };
         let scores = match mode {

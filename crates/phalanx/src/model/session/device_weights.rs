@@ -218,18 +218,23 @@ impl Session {
     /// The moving averages of the trained weights by name; none if the optimizer keeps none.
     pub(crate) fn averages(&self) -> Result<Vec<(String, Vec<f32>)>> {
         let executor = lock(&self.executor);
+        let inside: Vec<(ParamId, ParamId)> = self.graph_averages().collect();
         let mut averages = vec![];
         for (name, param, _) in self.weights.named() {
             let whole = self.weights.update.as_ref().and_then(|update| update.of(param));
             let average = match (&self.weights.update, whole) {
                 (Some(_), weight) => weight.and_then(|w| w.average).map(StateId::Param),
                 (None, _) => {
-                    let kept = self.objective.optimizer.common().use_ema;
+                    let kept = self.objective.executor_averages();
                     let last = executor.slots().checked_sub(1).filter(|_| kept);
                     let trained = self.weights.is_trained(param);
                     last.filter(|_| trained).map(|slot| StateId::Slot(slot, param))
                 }
             };
+            if let Some((_, average)) = inside.iter().rev().find(|(weight, _)| *weight == param) {
+                averages.push((name, executor.param(*average)?));
+                continue;
+            }
             let Some(average) = average else { continue };
             let held = if self.state.updates > 0 { average } else { StateId::Param(param) };
             averages.extend(executor.read(held)?.map(|values| (name, values)));

@@ -197,7 +197,8 @@ impl Session {
         let Declared { params, weights, constants, scaling, update } = declared;
         let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(&params)?));
         let deterministic = lock(&executor).mesh().fixed;
-        let state = TrainState::new(seed, &*objective.optimizer, deterministic);
+        let mut state = TrainState::new(seed, &*objective.optimizer, deterministic);
+        state.loss_scale = state.loss_scale.filter(|_| scaling.is_some());
         let running = objective.tally();
         let weights = DeviceWeights::new(executor.clone(), weights, &params, (scaling, update));
         for (param, values) in weights.update.iter().flat_map(UpdateState::initial_values) {
@@ -282,13 +283,21 @@ impl Session {
 
     /// The learning rate of the next step.
     pub(crate) fn learning_rate(&self) -> f64 {
-        self.state.learning_rate(&*self.objective.optimizer, 0)
+        let optimizer = &*self.objective.optimizer;
+        let inside = self.objective.custom.as_ref().filter(|custom| !custom.fused);
+        let held = inside.and_then(|c| c.optimizers.iter().position(|o| o.optimizer.is_none()));
+        match (self.state.set_rate(), held) {
+            (None, Some(index)) => self.state.optimizers[index].scheduled_rate(optimizer),
+            _ => self.state.learning_rate(optimizer, 0),
+        }
     }
 
     /// Fails if a schedule of the user gives no usable rate after `ahead` more steps.
     fn check_learning_rate(&self, ahead: u64) -> Result<()> {
         let step = self.state.iterations() + ahead;
-        for member in members(&*self.objective.optimizer) {
+        let others = self.objective.custom.iter().flat_map(|custom| &custom.optimizers);
+        let others = others.filter_map(|other| other.optimizer.as_deref()).flat_map(members);
+        for member in members(&*self.objective.optimizer).into_iter().chain(others) {
             let rate = &member.common().learning_rate;
             if let LearningRate::Custom(schedule) = rate {
                 let (owner, rate) = (format!("{schedule:?}"), rate.at(step));
@@ -304,12 +313,8 @@ impl Session {
 
     /// Overrides the optimizer's learning rate from the next step on.
     pub(crate) fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
-        if !self.objective.optimizer.optimizers().is_empty() {
-            let owner = format!("model '{}'", self.def.name);
-            let expected = "an optimizer with one learning rate";
-            let received = self.objective.optimizer.rule_name();
-            return Err(Error::argument(owner, "learning_rate", expected, received));
-        }
+        let owner = format!("model '{}'", self.def.name);
+        custom::check_has_one_rate(&owner, &*self.objective.optimizer)?;
         self.state.set_learning_rate(&self.def.name, rate)
     }
 
@@ -441,6 +446,7 @@ impl Session {
 
     /// Ends training: an optimizer with a moving average leaves it in the weights.
     pub(crate) fn finish_training(&mut self) -> Result<()> {
+        self.weights.replace(self.graph_averages())?;
         if self.state.updates == 0 {
             return Ok(());
         }
@@ -449,9 +455,7 @@ impl Session {
                 let averages = update.weights.iter().filter_map(|w| Some((w.param, w.average?)));
                 self.weights.replace(averages)
             }
-            None if self.objective.optimizer.common().use_ema => {
-                self.weights.apply_moving_average()
-            }
+            None if self.objective.executor_averages() => self.weights.apply_moving_average(),
             None => Ok(()),
         }
     }

@@ -65,26 +65,44 @@ impl Objective {
         !self.losses.is_empty() || self.custom.is_some()
     }
 
-    /// The scalars of the updates inside the graph of a custom step, for each of them.
-    pub fn update_scalars(&self, state: &TrainState) -> Vec<Vec<f32>> {
+    /// The optimizers of a custom step by their index. The session holds one of them.
+    pub fn step_optimizer<'a>(&'a self, custom: &'a CustomStep, index: usize) -> &'a dyn Optimizer {
+        custom.optimizer(index, Some(&*self.optimizer))
+    }
+
+    /// The numbers of the updates inside the graph of a custom step, for each of them.
+    pub fn update_numbers(&self, state: &TrainState) -> Vec<Vec<f32>> {
         let Some(custom) = &self.custom else { return vec![] };
-        let scalars = |update: &Update| {
-            let same = custom.updates.iter().filter(|other| other.optimizer == update.optimizer);
-            let done = state.iterations() * same.count() as u64 + update.turn;
-            let own = custom.optimizers[update.optimizer].optimizer.as_deref();
-            let set = state.set_rate().filter(|_| own.is_none());
-            let optimizer = own.unwrap_or(&*self.optimizer);
-            let rate = set.unwrap_or_else(|| optimizer.common().learning_rate.at(done));
-            let mut scalars = optimizer.scalars(rate, done + 1);
-            scalars.resize(scalars.len().max(1), 0.0);
-            scalars
+        let numbers = |update: &Update| {
+            let optimizer = self.step_optimizer(custom, update.optimizer);
+            let mut counters = state.optimizers[update.optimizer].clone();
+            let set = match custom.optimizers[update.optimizer].optimizer {
+                None => state.set_rate(),
+                Some(_) => counters.learning_rate.map(|rate| rate.0),
+            };
+            let mut out = vec![];
+            let first = update.turn + 1 - update.candidates() as u64;
+            for turn in 0..=update.turn {
+                if turn >= first {
+                    out.extend(counters.numbers(optimizer, set));
+                }
+                counters = counters.next(optimizer);
+            }
+            out
         };
-        custom.updates.iter().map(scalars).collect()
+        custom.updates.iter().map(numbers).collect()
+    }
+
+    /// Whether the executor's own update keeps an average of the weights.
+    pub fn executor_averages(&self) -> bool {
+        let inside = self.custom.as_ref().is_some_and(|custom| !custom.fused);
+        self.optimizer.common().use_ema && !inside
     }
 
     /// Batches of an update, if the optimizer accumulates gradients.
     pub fn accumulation_steps(&self) -> Option<u64> {
-        self.optimizer.common().gradient_accumulation_steps
+        let inside = self.custom.as_ref().is_some_and(|custom| !custom.fused);
+        self.optimizer.common().gradient_accumulation_steps.filter(|_| !inside)
     }
 
     /// Fails if a metric keeps another number of sums for outputs of these types than for earlier ones.

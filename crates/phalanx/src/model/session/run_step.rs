@@ -58,7 +58,7 @@ impl Session {
         if batch.rows == 0 {
             return Ok(true);
         }
-        // The scalars of a custom step's updates are fed, and known only when the step before has ended.
+        // The numbers of a custom step's updates are fed, and known only when the step before has ended.
         if self.objective.custom.is_some() {
             return Ok(false);
         }
@@ -137,6 +137,9 @@ impl Session {
         lock(&self.executor).finish(&mut self.results.fetched)?;
         let scale = self.results.fetched.last().map(Vec::as_slice);
         let counts = !started.training || self.state.advance(scale);
+        if started.training {
+            self.advance_optimizers();
+        }
         if let Some(accumulated) = started.accumulated.filter(|_| counts) {
             self.state.set_accumulated(accumulated);
         }
@@ -168,7 +171,7 @@ impl Session {
         if self.objective.custom.is_some() {
             scales.truncate(1);
             if step.kind != StepKind::Test {
-                scalars = self.objective.update_scalars(&self.state);
+                scalars = self.objective.update_numbers(&self.state);
             }
         }
         let mut feeds: Vec<FeedData<'_>> =

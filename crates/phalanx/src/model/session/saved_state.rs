@@ -120,7 +120,8 @@ impl WeightState {
         let slots = self.slots.iter().map(|(param, slot)| (*param, slot.dims.clone()));
         let slots = slots.chain(self.average.map(|param| (param, dims())));
         let named = |(i, (param, dims))| (slot_name(i, weight), param, dims);
-        let sums = accumulated.then(|| (accumulated_name(weight), self.accumulated, dims()));
+        let sums = self.accumulated.filter(|_| accumulated);
+        let sums = sums.map(|param| (accumulated_name(weight), param, dims()));
         slots.enumerate().map(named).chain(sums).collect()
     }
 }

@@ -28,6 +28,54 @@ pub(crate) struct TrainState {
     /// What the loss is multiplied by before it is differentiated. Files store it with its tensor.
     #[serde(skip)]
     pub loss_scale: Option<f32>,
+    /// The optimizers of a custom training step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub optimizers: Vec<OptimizerCounters>,
+}
+
+/// The counters of an optimizer that updates inside the graph.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OptimizerCounters {
+    /// Its calls with finite gradients.
+    pub iterations: u64,
+    /// Its updates.
+    pub updates: u64,
+    /// Calls accumulated towards the next update.
+    accumulated: u64,
+    /// Set by the user; overrides the optimizer's own.
+    pub learning_rate: Option<JsonFloat>,
+}
+
+impl OptimizerCounters {
+    /// The part of the next call in an update made of several.
+    fn accumulate(&self, optimizer: &dyn Optimizer) -> Option<Accumulate> {
+        let every = optimizer.common().gradient_accumulation_steps?;
+        let apply = (self.accumulated + 1 >= every).then(|| (1.0 / every as f64) as f32);
+        Some(Accumulate { first: self.accumulated == 0, weight: 1.0, apply })
+    }
+
+    /// The counters after a call with finite gradients.
+    pub fn next(&self, optimizer: &dyn Optimizer) -> OptimizerCounters {
+        let applies = self.accumulate(optimizer).is_none_or(|part| part.apply.is_some());
+        OptimizerCounters {
+            iterations: self.iterations + 1,
+            updates: self.updates + u64::from(applies),
+            accumulated: if applies { 0 } else { self.accumulated + 1 },
+            learning_rate: self.learning_rate,
+        }
+    }
+
+    /// The learning rate of the next call, unless it is set.
+    pub fn scheduled_rate(&self, optimizer: &dyn Optimizer) -> f64 {
+        optimizer.common().learning_rate.at(self.iterations)
+    }
+
+    /// The numbers that the next call is fed. `set` overrides the learning rate of an optimizer that joins no others.
+    pub fn numbers(&self, optimizer: &dyn Optimizer, set: Option<f64>) -> Vec<f32> {
+        let set = set.filter(|_| optimizer.optimizers().is_empty());
+        let rate = |member: &dyn Optimizer| set.unwrap_or_else(|| self.scheduled_rate(member));
+        update_graph::numbers(optimizer, self.accumulate(optimizer), self.updates + 1, rate)
+    }
 }
 
 /// How gradients of several batches make an update.
@@ -54,6 +102,7 @@ impl TrainState {
             optimizer: optimizer.rule_name(),
             deterministic,
             loss_scale: optimizer.inner().map(|(_, scaling)| scaling.initial_scale as f32),
+            optimizers: vec![],
         }
     }
 
@@ -69,11 +118,7 @@ impl TrainState {
 
     /// Overrides the optimizer's learning rate from this step on.
     pub fn set_learning_rate(&mut self, model: &str, rate: f64) -> Result<()> {
-        if !rate.is_finite() || rate < 0.0 {
-            let owner = format!("model '{model}'");
-            return Err(Error::argument(owner, "learning_rate", "a finite rate from 0 up", rate));
-        }
-        self.learning_rate = Some(JsonFloat(rate));
+        self.learning_rate = Some(checked_rate(&format!("model '{model}'"), rate)?);
         Ok(())
     }
 
@@ -166,11 +211,23 @@ impl TrainState {
             let word = |fixed: bool| if fixed { "deterministic mode" } else { "the usual mode" };
             return Err(mismatch(model, word(saved.deterministic), word(self.deterministic)));
         }
+        if saved.optimizers.len() != self.optimizers.len() {
+            let expected = format!("{} optimizers", saved.optimizers.len());
+            return Err(mismatch(model, &expected, &self.optimizers.len().to_string()));
+        }
         if saved.seed != self.seed {
             let expected = format!("seed {}", saved.seed);
             return Err(mismatch(model, &expected, &self.seed.to_string()));
         }
         Ok(())
+    }
+}
+
+/// A learning rate that a user sets.
+pub(super) fn checked_rate(owner: &str, rate: f64) -> Result<JsonFloat> {
+    match rate.is_finite() && rate >= 0.0 {
+        true => Ok(JsonFloat(rate)),
+        false => Err(Error::argument(owner, "learning_rate", "a finite rate from 0 up", rate)),
     }
 }
 

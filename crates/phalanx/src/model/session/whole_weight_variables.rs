@@ -176,10 +176,9 @@ fn member_entries(
         entries.extend(weight.average.map(|param| Entry::Param { param, slot, dims, weight: of }));
     }
     if optimizer.common().gradient_accumulation_steps.is_some() {
-        entries.extend(weights.iter().map(|weight| Entry::Accumulated {
-            param: weight.accumulated,
-            dims: weight.of.dims.clone(),
-            weight: weight.param,
+        entries.extend(weights.iter().filter_map(|weight| {
+            let dims = weight.of.dims.clone();
+            Some(Entry::Accumulated { param: weight.accumulated?, dims, weight: weight.param })
         }));
     }
     for (weight, slot) in slots_in_order(optimizer, weights) {

@@ -130,7 +130,8 @@ impl<'a> TrainLoop<'a> {
         if let (Some(batches), Some(custom)) = (fit.accumulate, &session.objective.custom)
             && !custom.updates.is_empty()
         {
-            let expected = "none for a step that updates inside the graph";
+            let expected = "none for a step that updates inside the graph (set \
+                            gradient_accumulation_steps of its optimizers)";
             return Err(Error::argument("fit", "accumulate", expected, batches));
         }
         if fit.accumulate.is_some() {
