@@ -60,6 +60,8 @@ pub struct Lowering {
     pub open_sizes: bool,
     /// The values of the constants that are feeds, in the order of these feeds.
     pub fed_constants: Vec<Vec<f32>>,
+    /// Values `[n, ..]` whose shape in Keras is `(n, batch, ..)`.
+    pub(crate) batch_second: Vec<NodeId>,
     counters: Counters,
 }
 
@@ -99,6 +101,7 @@ impl Lowering {
             synchronized: false,
             open_sizes: false,
             fed_constants: vec![],
+            batch_second: vec![],
             counters: Counters::default(),
         }
     }
@@ -249,6 +252,7 @@ impl LayerContext<'_> {
             return Err(self.argument("calls", &expected, "more"));
         }
         self.check_arguments(layer)?;
+        self.check_batch_first(layer)?;
         let operands = self.arguments.positional_tensors();
         let inputs: Vec<NodeId> = operands.iter().map(|operand| operand.node).collect();
         let Outputs { nodes, masks } = layer.call(self, &inputs)?;
@@ -293,6 +297,33 @@ impl LayerContext<'_> {
             return Err(self.argument("arguments", &expected, shown(name)));
         }
         Ok(())
+    }
+
+    /// Fails if the batch of an argument is its second axis in Keras, unless the layer removes the first.
+    fn check_batch_first(&self, layer: &dyn Layer) -> Result<()> {
+        let marked = &self.lowering.batch_second;
+        if marked.is_empty() || crate::ops::removes_first_axis(layer) {
+            return Ok(());
+        }
+        let mut found = None;
+        self.arguments.for_each_tensor(&mut |operand| {
+            found = found.or(marked.contains(&operand.node).then_some(operand.node));
+        });
+        found.map_or(Ok(()), |node| {
+            let expected = "a value whose first axis is the batch; x[0] is one";
+            let received = format!("{:?}, whose second axis it is", self.dims(node));
+            Err(self.argument("inputs", expected, received))
+        })
+    }
+
+    /// Says that the batch of a value `[n, ..]` is its second axis in Keras.
+    pub(crate) fn batch_second(&mut self, value: NodeId) {
+        self.lowering.batch_second.push(value);
+    }
+
+    /// Returns whether the batch of a value is its second axis in Keras.
+    pub(crate) fn is_batch_second(&self, value: NodeId) -> bool {
+        self.lowering.batch_second.contains(&value)
     }
 
     /// Returns the mask of an input: the argument `mask` if the call has one, else the input's own.
