@@ -60,9 +60,7 @@ pub struct Lowering {
     pub open_sizes: bool,
     /// The values of the constants that are feeds, in the order of these feeds.
     pub fed_constants: Vec<Vec<f32>>,
-    /// Values `[n, ..]` whose shape in Keras is `(n, batch, ..)`.
-    pub(crate) batch_second: Vec<NodeId>,
-    counters: Counters,
+    record: Record,
 }
 
 /// What the weights are in this pass.
@@ -74,13 +72,15 @@ pub(super) struct WeightValues {
     read: Vec<Option<NodeId>>,
 }
 
-/// What was counted so far.
+/// What the calls so far used and left behind.
 #[derive(Debug, Default)]
-struct Counters {
-    /// Random streams.
+struct Record {
+    /// The number of random streams.
     streams: u32,
-    /// Calls of layers and sublayers.
+    /// The number of calls of layers and sublayers.
     calls: usize,
+    /// Values `[n, ..]` whose shape in Keras is `(n, batch, ..)`.
+    batch_second: Vec<NodeId>,
 }
 
 /// The largest number of calls: wrappers repeat layers, so that a short file can describe a huge model.
@@ -101,8 +101,7 @@ impl Lowering {
             synchronized: false,
             open_sizes: false,
             fed_constants: vec![],
-            batch_second: vec![],
-            counters: Counters::default(),
+            record: Record::default(),
         }
     }
 
@@ -165,8 +164,13 @@ impl Lowering {
 
     /// A random stream that nothing else uses.
     pub(crate) fn stream(&mut self) -> u32 {
-        self.counters.streams += 1;
-        self.counters.streams
+        self.record.streams += 1;
+        self.record.streams
+    }
+
+    /// Whether the batch of a value is its second axis in Keras.
+    pub(crate) fn is_batch_second(&self, value: NodeId) -> bool {
+        self.record.batch_second.contains(&value)
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
@@ -246,8 +250,8 @@ impl LayerContext<'_> {
 
     /// The same without the penalty.
     pub(super) fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
-        self.lowering.counters.calls += 1;
-        if self.lowering.counters.calls > MAX_CALLS {
+        self.lowering.record.calls += 1;
+        if self.lowering.record.calls > MAX_CALLS {
             let expected = format!("a model of at most {MAX_CALLS} calls");
             return Err(self.argument("calls", &expected, "more"));
         }
@@ -301,7 +305,7 @@ impl LayerContext<'_> {
 
     /// Fails if the batch of an argument is its second axis in Keras, unless the layer removes the first.
     fn check_batch_first(&self, layer: &dyn Layer) -> Result<()> {
-        let marked = &self.lowering.batch_second;
+        let marked = &self.lowering.record.batch_second;
         if marked.is_empty() || crate::ops::removes_first_axis(layer) {
             return Ok(());
         }
@@ -318,12 +322,12 @@ impl LayerContext<'_> {
 
     /// Says that the batch of a value `[n, ..]` is its second axis in Keras.
     pub(crate) fn batch_second(&mut self, value: NodeId) {
-        self.lowering.batch_second.push(value);
+        self.lowering.record.batch_second.push(value);
     }
 
     /// Returns whether the batch of a value is its second axis in Keras.
     pub(crate) fn is_batch_second(&self, value: NodeId) -> bool {
-        self.lowering.batch_second.contains(&value)
+        self.lowering.is_batch_second(value)
     }
 
     /// Returns the mask of an input: the argument `mask` if the call has one, else the input's own.

@@ -233,7 +233,7 @@ impl Definition {
             }
             None => self.lower_with(low, &inputs, "", on_call)?,
         };
-        if outputs.iter().any(|output| low.batch_second.contains(&output.node)) {
+        if outputs.iter().any(|output| low.is_batch_second(output.node)) {
             let (expected, received) = ("the batch as first axis", "one whose second axis it is");
             return Err(Error::argument(
                 format!("model '{}'", self.name),
