@@ -193,9 +193,8 @@ fn ssim(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     // Only windows that are inside of the image count.
     let mean = |g: &mut Graph, x: NodeId| -> phalanx_graph::Result<NodeId> {
         let mut y = filter.apply(g, x)?;
-        for axis in 0..2 {
-            let len = dims[axis] - size + 1;
-            y = slice_steps(g, y, axis, ((size - 1) / 2, len, 1))?;
+        for (axis, side) in dims[..2].iter().enumerate() {
+            y = slice_steps(g, y, axis, ((size - 1) / 2, side - size + 1, 1))?;
         }
         Ok(y)
     };
