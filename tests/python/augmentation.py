@@ -14,6 +14,7 @@ from common import Fixture, config_of, normal, rng_for
 from keras import layers as L
 from keras.src.backend.jax import numpy as backend_numpy
 from keras.src.backend.jax import random as backend_random
+from keras.src.ops.image import ElasticTransform
 
 # As in crates/phalanx/src/layers/image_preprocessing/distribution.rs.
 CANDIDATES = 8
@@ -130,7 +131,11 @@ def call_rand_augment(layer, x, draws):
     return layer.transform_images(x, layer.get_random_transformation(x, training=True), training=True)
 
 
-CALLS = {L.AugMix: call_aug_mix, L.RandAugment: call_rand_augment}
+def call_op(op, x, draws):
+    return op.call(x)
+
+
+CALLS = {L.AugMix: call_aug_mix, L.RandAugment: call_rand_augment, ElasticTransform: call_op}
 
 
 def call(layer, x, draws):
@@ -167,6 +172,9 @@ def add_case(fixture, name, layer, shape=(3, 7, 6, 3), low=0.0, high=255.0):
         tensors["grad_input"] = gradient
     tensors |= {f"draw/{i}": rows for i, (rows, _) in enumerate(draws.list)}
     case = {"name": name, "class_name": type(layer).__name__, "config": config_of(layer)}
+    module = type(layer).__module__
+    if module.startswith("keras.src.ops."):
+        case["ops"] = [f"{module.rpartition('.')[2]}.{case['class_name']}"]
     fixture.add(case, tensors)
 
 
@@ -217,6 +225,9 @@ def cases():
         yield f"elastic_{mode}", L.RandomElasticTransform((0.8, 1.0), (0.5, 1.0), fill_mode=mode, fill_value=9.0), {"shape": (4, 22, 25, 2)}
     yield "elastic_nearest_pixel", L.RandomElasticTransform(interpolation="nearest", scale=(0.9, 1.0)), {"shape": (4, 30, 21, 1)}
     yield "elastic_none", L.RandomElasticTransform(scale=0.0), {}
+    yield "op_elastic", ElasticTransform(alpha=3.0, sigma=1.3, seed=1), {"shape": (4, 9, 8, 2)}
+    yield "op_elastic_wide", ElasticTransform(2.0, 4.0, "nearest", "constant", 9.0, 1), {"shape": (3, 7, 10, 3)}
+    yield "op_elastic_first", ElasticTransform(4.0, 0.9, fill_mode="mirror", seed=1, data_format="channels_first"), {"shape": (3, 2, 8, 9)}
     yield "equalization", L.Equalization(), {}
     yield "equalization_bins", L.Equalization(bins=9, **unit), {"low": 0.1, "high": 0.8}
     yield "equalization_flat", L.Equalization(), {"low": 77.0, "high": 77.0}

@@ -77,6 +77,10 @@ def sign_batch(rng, size):
     return rng.integers(0, 2, (size, 3)).astype("float32") * 2 - 1, normal(rng, size, 3)
 
 
+def distribution_batch(rng, size):
+    return softmax(normal(rng, size, CLASSES)), softmax(normal(rng, size, CLASSES))
+
+
 def equal_batch(rng, size):
     return rng.integers(0, 3, (size, 2)).astype("float32"), rng.integers(0, 3, (size, 2)).astype("float32")
 
@@ -150,6 +154,8 @@ CASES = [
     ("mean_squared_logarithmic_error", K.MeanSquaredLogarithmicError, {}, positive_batch),
     ("log_cosh_error", K.LogCoshError, {}, real_batch),
     ("poisson", K.Poisson, {}, positive_batch),
+    ("hinge", K.Hinge, {}, sign_batch),
+    ("kl_divergence", K.KLDivergence, {}, distribution_batch),
     ("squared_hinge", K.SquaredHinge, {}, sign_batch),
     ("categorical_hinge", K.CategoricalHinge, {}, one_hot_batch),
     ("cosine_similarity", K.CosineSimilarity, {}, real_batch),
@@ -212,7 +218,28 @@ def weight_variants(rng, name, y_true_shape):
         yield "_weighted_steps", lambda size: rng.uniform(0, 2, (size, 4)).astype("float32")
 
 
+def make_running():
+    """running_metrics.safetensors: means and sums of values, without targets."""
+    fixture = Fixture("running_metrics")
+    for cls in (K.Mean, K.Sum):
+        for weighted in (False, True):
+            name = cls.__name__.lower() + ("_weighted" if weighted else "")
+            rng = rng_for(f"running {name}")
+            metric, tensors, results = cls(), {}, []
+            for i, size in enumerate(BATCHES):
+                values, weight = normal(rng, size), rng.uniform(0, 2, (size,)).astype("float32")
+                metric.update_state(values, sample_weight=weight if weighted else None)
+                results.append(float(metric.result()))
+                tensors[f"values/{i}"] = values
+                if weighted:
+                    tensors[f"sample_weight/{i}"] = weight
+            tensors["result"] = np.array(results, "float32")
+            fixture.add({"name": name, "class_name": cls.__name__}, tensors)
+    fixture.save()
+
+
 def make():
+    make_running()
     fixture = Fixture("metrics")
     for name, cls, kwargs, batch in CASES:
         rng = rng_for(name)

@@ -450,3 +450,152 @@ group(
     ],
     (3, 6, 6, 3),
 )
+
+
+def colours(h):
+    """Three channels between 0 and 1."""
+    return h[..., :3] * 0.5 + 0.5
+
+
+def some(h, count):
+    """A few numbers per sample."""
+    return ops.reshape(h, (-1, 144))[:, :count]
+
+
+def transforms(h):
+    """Affine maps near one that turns and moves an image a little."""
+    return some(h, 8) * np.array([0.1] * 6 + [0, 0], "float32") + np.array([0.9, 0.2, 0.4, -0.1, 1.1, -0.3, 0, 0], "float32")
+
+
+CORNERS = np.array([[0, 0], [5, 0], [0, 5], [5, 5]], "float32")
+
+
+def corners(h, first=0):
+    return ops.reshape(some(h, first + 8)[:, first:], (-1, 4, 2)) + CORNERS
+
+
+def table(h):
+    """The mean of a batch of images, a value without batch."""
+    return ops.mean(h, axis=0)
+
+
+def places(h):
+    """Coordinates in `table`, some of them outside."""
+    return table(h)[:3, :, 0] * 2.0 + np.array([[2.2], [3.1], [1.4]], "float32")
+
+
+group(
+    "ops_images",
+    image,
+    [
+        lambda h: ops.image.rgb_to_hsv(colours(h)),
+        lambda h: ops.image.hsv_to_rgb(colours(h)),
+        lambda h: ops.image.rgb_to_hsv(ops.transpose(colours(h), (0, 3, 1, 2)), data_format="channels_first"),
+        lambda h: op("image", "GaussianBlur", (3, 5), (1.2, 0.7)).symbolic_call(h),
+        lambda h: op("image", "GaussianBlur", (4, 2), (0.8, 1.5), "channels_last").symbolic_call(h),
+        lambda h: op("image", "GaussianBlur", (9, 7), (2.0, 1.5), "channels_first").symbolic_call(h),
+        lambda h: ops.image.sobel_edges(h),
+        lambda h: ops.image.sobel_edges(h, data_format="channels_first"),
+        lambda h: ops.image.ssim(h, h[:, ::-1] * 0.8, max_val=2.0, filter_size=5),
+        lambda h: ops.image.ssim(colours(h), colours(h) * 0.9, filter_size=4, filter_sigma=0.9, k1=0.02, k2=0.05),
+        lambda h: ops.image.ssim(h, h * h, filter_size=3, data_format="channels_first"),
+        lambda h: op("image", "ScaleAndTranslate", (1, 2), "linear").symbolic_call(h, (3, 8, 4, 4), np.array([1.3, 0.6], "float32"), np.array([0.4, -0.7], "float32")),
+        lambda h: op("image", "ScaleAndTranslate", (2,), "cubic", antialias=False).symbolic_call(h, (3, 6, 5, 4), [0.7], [1.6]),
+        lambda h: op("image", "ScaleAndTranslate", (-1, 1), "lanczos3").symbolic_call(h, (3, 3, 6, 7), [1.5, 0.4], [0.2, 0.3]),
+        lambda h: op("image", "ScaleAndTranslate", (1,), "lanczos5").symbolic_call(h, (3, 9, 6, 4), [1.1], [-0.25]),
+    ],
+    (3, 6, 6, 3),
+)
+group(
+    "ops_warps",
+    image,
+    [
+        lambda h: ops.image.affine_transform(h, transforms(h)),
+        lambda h: ops.image.affine_transform(h, transforms(h), interpolation="nearest", fill_mode="wrap"),
+        lambda h: ops.image.affine_transform(h, transforms(h), fill_mode="mirror", fill_value=0.3),
+        lambda h: ops.image.affine_transform(h, transforms(h), fill_mode="reflect"),
+        lambda h: ops.image.affine_transform(h, transforms(h), fill_mode="nearest", data_format="channels_first"),
+        lambda h: ops.image.affine_transform(h, transforms(h) * 1.2, fill_value=0.3),
+        lambda h: ops.image.perspective_transform(h, corners(h), corners(h, 9)),
+        lambda h: ops.image.perspective_transform(h, corners(h, 9), corners(h), interpolation="nearest", fill_value=0.6),
+        lambda h: ops.image.perspective_transform(ops.transpose(h, (0, 3, 1, 2)), corners(h, 3), corners(h), data_format="channels_first"),
+        lambda h: h[..., 0] + ops.image.map_coordinates(table(h), places(h), order=1),
+        lambda h: h[..., 1] + ops.image.map_coordinates(table(h), places(h) * 2.0, order=0, fill_mode="nearest"),
+        lambda h: h[..., 2] + ops.image.map_coordinates(table(h), places(h) * 3.0, order=1, fill_mode="reflect"),
+    ],
+    (3, 6, 6, 3),
+)
+
+
+def words(h):
+    """Labels between 1 and 4 of three steps."""
+    return ops.cast(ops.abs(h[:, :3, 0]) * 3.9 + 1.0, "int32")
+
+
+def lengths(h, low, count):
+    """A number from `low` to below `low + count` per sample."""
+    return ops.cast(ops.abs(h[:, 0, 1]) * (count - 0.01) + low, "int32")
+
+
+group(
+    "ops_ctc",
+    lambda x: L.Reshape((7, 5))(L.Dense(35, activation="tanh")(x)),
+    [
+        lambda h: ops.ctc_loss(words(h), h * 3.0, lengths(h, 1, 3), lengths(h, 5, 3)),
+        lambda h: ops.ctc_loss(words(h) - 1, h, lengths(h, 2, 2), lengths(h, 6, 2), mask_index=4),
+        lambda h: ops.ctc_decode(h, lengths(h, 4, 4))[1],
+        lambda h: ops.ctc_decode(h, lengths(h, 4, 4))[0][0],
+        lambda h: ops.ctc_decode(h, lengths(h, 4, 4), merge_repeated=False, mask_index=None)[0][0],
+        lambda h: ops.squeeze(ops.ctc_decode(ops.round(h), lengths(h, 4, 4), mask_index=2)[0], 0),
+    ],
+)
+group(
+    "ops_fourier",
+    cube,
+    [
+        lambda h: ops.fft((h, h[:, ::-1])),
+        lambda h: ops.fft2((h, h[..., ::-1])),
+        lambda h: ops.ifft2((h, h * h)),
+        lambda h: ops.rfft(h),
+        lambda h: ops.rfft(h, 3),
+        lambda h: ops.rfft(h, 7),
+        lambda h: ops.irfft((h, h[:, ::-1])),
+        lambda h: ops.irfft((h, h * h), 5),
+        lambda h: ops.irfft((h, h * h), 9),
+    ],
+)
+group(
+    "ops_long_fourier",
+    lambda x: L.Dense(180, activation="tanh")(x),
+    [
+        # Lengths that are split into factors: 180 = 12 · 15, 151 and 178 = 2 · 89.
+        lambda h: ops.fft((h, h[:, ::-1])),
+        lambda h: ops.rfft(h, 151)[0],
+        lambda h: ops.rfft(h, 178)[1],
+        lambda h: ops.irfft((h, h * h), 358),
+    ],
+    (3, 6),
+)
+group(
+    "ops_signals",
+    lambda x: L.Dense(24, activation="tanh")(x),
+    [
+        lambda h: ops.stft(h, 5, 2, 8),
+        lambda h: ops.stft(h, 6, 3, 7, window="hamming", center=False),
+        lambda h: ops.stft(ops.reshape(h, (-1, 2, 12)), 4, 2, 4, window=None),
+        lambda h: ops.istft(ops.stft(h, 6, 2, 8), 6, 2, 8),
+        lambda h: ops.istft(ops.stft(h, 6, 2, 8, window="hamming"), 6, 2, 8, length=20, window="hamming"),
+        lambda h: ops.istft((ops.reshape(h, (-1, 2, 3, 4)), ops.reshape(h, (-1, 2, 3, 4)) * 0.5), 5, 4, 7, center=False),
+        lambda h: ops.istft((ops.reshape(h, (-1, 4, 6)), ops.reshape(h, (-1, 4, 6)) * 0.5), 8, 3, 10, window=None),
+    ],
+)
+group(
+    "ops_sizes",
+    lambda x: L.Dense(3, activation="tanh")(x),
+    [
+        lambda h: h * ops.cast(ops.size(h), "float32") * 0.1,
+        lambda h: h * ops.size(ops.mean(h, axis=0)),
+        # Keras gives the number the shape (3,).
+        lambda h: ops.expand_dims(h, 1) * ops.ndim(ops.expand_dims(h, 1)),
+    ],
+)

@@ -3,9 +3,9 @@
 use crate::by_name::{Named, variant_by_serde_name};
 use crate::error::Result;
 use crate::layer::LayerContext;
-use phalanx_graph::functions::layout::{PadMode, pad};
+use phalanx_graph::functions::layout::{PadMode, concat, pad, slice_steps};
 use phalanx_graph::ops::Epilogue;
-use phalanx_graph::{ConvGeom, NodeId, Op, Padding, Window};
+use phalanx_graph::{ConvGeom, Graph, NodeId, Op, Padding, Window};
 use serde::{Deserialize, Serialize};
 use std::f64::consts::TAU;
 
@@ -144,6 +144,133 @@ pub(crate) fn waves(
     })
 }
 
+/// The longest transform that is one product; longer ones are split into factors.
+const MAX_TABLE: usize = 128;
+
+/// The largest number of frames that overlap in a signal.
+const MAX_OVERLAP: usize = 4096;
+
+/// The largest prime factor of a transform's length: its table has this many rows and columns.
+const MAX_PRIME: usize = 2048;
+
+/// The largest factor up to the root of `n`, 1 for a prime number.
+fn split(n: usize) -> usize {
+    let candidates = (1..=n.isqrt()).rev();
+    candidates.into_iter().find(|factor| n.is_multiple_of(*factor)).unwrap_or(1)
+}
+
+/// Exchanges the last two axes.
+pub(crate) fn swap_last(g: &mut Graph, x: NodeId) -> phalanx_graph::Result<NodeId> {
+    let rank = g.ty(x).dims.len();
+    let mut perm: Vec<usize> = (0..rank).collect();
+    if rank >= 2 {
+        perm.swap(rank - 2, rank - 1);
+    }
+    g.push(Op::Transpose { perm }, &[x])
+}
+
+/// Fails unless a transform of this length has tables of reasonable size.
+fn check_length(cx: &LayerContext<'_>, n: usize) -> Result<()> {
+    let mut rest = n;
+    while rest > MAX_TABLE && split(rest) > 1 {
+        rest /= split(rest);
+    }
+    if (1..=MAX_PRIME).contains(&rest) && n <= MAX_WEIGHTS {
+        return Ok(());
+    }
+    let expected = format!("a length up to {MAX_WEIGHTS} with prime factors up to {MAX_PRIME}");
+    Err(cx.argument("x", &expected, n))
+}
+
+/// The discrete Fourier transform along the last axis, of real and imaginary parts; the latter may be zero. A length
+/// `n = a · b` is split: `b` transforms of length `a`, a rotation of each element, and `a` transforms of length `b`.
+pub(crate) fn fourier(
+    cx: &mut LayerContext<'_>,
+    (real, imag): (NodeId, Option<NodeId>),
+) -> Result<[NodeId; 2]> {
+    let dims = cx.dims(real);
+    let Some((n, outer)) = dims.split_last().map(|(n, outer)| (*n, outer.to_vec())) else {
+        return Err(cx.argument("x", "a last axis", "a number"));
+    };
+    check_length(cx, n)?;
+    let a = split(n);
+    if n <= MAX_TABLE || a == 1 {
+        let tables = waves(cx, [n, n], n, |_, _| 1.0);
+        let product = |g: &mut Graph, x, table| g.einsum("...i,ij->...j", &[x, table]);
+        return Ok(turned(cx.graph(), (real, imag), tables, product)?);
+    }
+    let b = n / a;
+    let apart = |g: &mut Graph, x: NodeId| {
+        let x = g.reshape(x, &[&outer[..], &[a, b]].concat())?;
+        swap_last(g, x)
+    };
+    let g = cx.graph();
+    let real = apart(g, real)?;
+    let imag = imag.map(|x| apart(g, x)).transpose()?;
+    let [real, imag] = fourier(cx, (real, imag))?;
+    let angles = waves(cx, [b, a], n, |_, _| 1.0);
+    let g = cx.graph();
+    let [real, imag] = turned(g, (real, Some(imag)), angles, Graph::mul)?;
+    let (real, imag) = (swap_last(g, real)?, swap_last(g, imag)?);
+    let [real, imag] = fourier(cx, (real, Some(imag)))?;
+    let g = cx.graph();
+    let mut joined = |x: NodeId| -> phalanx_graph::Result<NodeId> {
+        let x = swap_last(g, x)?;
+        g.reshape(x, &dims)
+    };
+    Ok([joined(real)?, joined(imag)?])
+}
+
+/// Products of complex values with `cosines - i · sines`.
+fn turned(
+    g: &mut Graph,
+    (real, imag): (NodeId, Option<NodeId>),
+    [cosines, sines]: [NodeId; 2],
+    product: impl Fn(&mut Graph, NodeId, NodeId) -> phalanx_graph::Result<NodeId>,
+) -> phalanx_graph::Result<[NodeId; 2]> {
+    let (cosine, sine) = (product(g, real, cosines)?, product(g, real, sines)?);
+    let Some(imag) = imag else { return Ok([cosine, g.neg(sine)?]) };
+    let (of_real, of_imag) = (product(g, imag, sines)?, product(g, imag, cosines)?);
+    Ok([g.add(cosine, of_real)?, g.sub(of_imag, sine)?])
+}
+
+/// The value with `len` elements on its last axis: the first ones, or zeros after all.
+pub(crate) fn fit_last(g: &mut Graph, x: NodeId, len: usize) -> phalanx_graph::Result<NodeId> {
+    let rank = g.ty(x).dims.len();
+    let n = g.ty(x).last();
+    if len <= n {
+        return slice_steps(g, x, rank - 1, (0, len, 1));
+    }
+    let mut after = vec![0; rank];
+    after[rank - 1] = len - n;
+    pad(g, x, &vec![0; rank], &after, PadMode::Constant(0.0))
+}
+
+/// The `n` real samples along the last axis whose spectrum up to half of the frequencies is given.
+pub(crate) fn inverse_real_fourier(
+    cx: &mut LayerContext<'_>,
+    [real, imag]: [NodeId; 2],
+    n: usize,
+) -> Result<NodeId> {
+    check_length(cx, n)?;
+    let g = cx.graph();
+    let axis = g.ty(real).dims.len() - 1;
+    let (bins, inner) = (n / 2 + 1, n.div_ceil(2) - 1);
+    // The other half is the mirrored conjugate. The inverse transform is the conjugate of that of the conjugate.
+    let mut whole = |x: NodeId, sign: f64| -> phalanx_graph::Result<NodeId> {
+        let half = fit_last(g, x, bins)?;
+        let first = g.scale(half, sign)?;
+        if inner == 0 {
+            return Ok(first);
+        }
+        let rest = slice_steps(g, half, axis, (inner, inner, -1))?;
+        concat(g, &[first, rest], axis)
+    };
+    let (real, imag) = (whole(real, 1.0)?, whole(imag, -1.0)?);
+    let [samples, _] = fourier(cx, (real, Some(imag)))?;
+    Ok(cx.graph().scale(samples, 1.0 / n as f64)?)
+}
+
 /// The frames of a short-time transform.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames {
@@ -231,6 +358,67 @@ impl Frames {
         };
         let (real, imag) = (part(cosines)?, part(sines)?);
         Ok([real, cx.graph().neg(imag)?])
+    }
+
+    /// The signals of spectra `[.., frames, bins]`: windowed frames are added where they overlap, and divided by the sum
+    /// of the squared windows. `length` is that of the result; without it, all samples.
+    pub fn inverse(
+        &self,
+        cx: &mut LayerContext<'_>,
+        [real, imag]: [NodeId; 2],
+        length: Option<usize>,
+    ) -> Result<NodeId> {
+        self.check(cx)?;
+        let dims = cx.dims(real);
+        let [outer @ .., frames, _] = &dims[..] else {
+            return Err(cx.argument("x", "frames and frequencies", format!("{dims:?}")));
+        };
+        let (n, stride, frames) = (self.fft_length, self.stride, *frames);
+        let blocks = n.div_ceil(stride);
+        if frames == 0 || blocks > MAX_OVERLAP {
+            let expected = format!("frames of which at most {MAX_OVERLAP} overlap");
+            return Err(cx.argument("sequence_stride", &expected, stride));
+        }
+        let samples = inverse_real_fourier(cx, [real, imag], n)?;
+        let weights = self.weights();
+        let mut sums = vec![0.0f64; (frames + blocks - 1) * stride];
+        for (i, sum) in (0..frames).flat_map(|f| (0..n).map(move |t| (t, f * stride + t))) {
+            sums[sum] += weights[i] * weights[i];
+        }
+        // Without a window, Keras divides by the stride instead of the length.
+        let scale = if self.window.is_some() { 1.0 } else { n as f64 / stride as f64 };
+        let factors = sums.iter().map(|sum| if *sum > 1e-10 { scale / sum } else { scale });
+        let factors: Vec<f32> = factors.map(|factor| factor as f32).collect();
+        let window = weights.iter().map(|weight| *weight as f32).collect();
+        let window = cx.constant("window", &[n], window);
+        let total = factors.len();
+        let factors = cx.constant("factors", &[total], factors);
+        let g = cx.graph();
+        let windowed = g.mul(samples, window)?;
+        let padded = fit_last(g, windowed, blocks * stride)?;
+        let pieces = g.reshape(padded, &[outer, &[frames, blocks, stride]].concat())?;
+        let axis = outer.len();
+        let mut sum: Option<NodeId> = None;
+        for block in 0..blocks {
+            let part = slice_steps(g, pieces, axis + 1, (block, 1, 1))?;
+            let part = g.reshape(part, &[outer, &[frames, stride]].concat())?;
+            let (mut before, mut after) = (vec![0; axis + 2], vec![0; axis + 2]);
+            (before[axis], after[axis]) = (block, blocks - 1 - block);
+            let part = pad(g, part, &before, &after, PadMode::Constant(0.0))?;
+            sum = Some(sum.map_or(Ok(part), |sum| g.add(sum, part))?);
+        }
+        let sum = sum.unwrap_or(pieces);
+        let signal = g.reshape(sum, &[outer, &[total]].concat())?;
+        let signal = g.mul(signal, factors)?;
+        let (len, start) = (n + stride * (frames - 1), if self.center { n / 2 } else { 0 });
+        let rest = len - start;
+        let kept =
+            length.map_or(if self.center { rest.checked_sub(n / 2) } else { Some(rest) }, Some);
+        let Some(kept) = kept.filter(|kept| (1..=rest).contains(kept)) else {
+            let expected = format!("1 to {rest} samples of the signal");
+            return Err(cx.argument("length", &expected, length.unwrap_or(0)));
+        };
+        Ok(slice_steps(cx.graph(), signal, axis, (start, kept, 1))?)
     }
 }
 

@@ -16,8 +16,10 @@ fn vectors(x: &Value, f: impl Fn(&[f64]) -> Vec<f64>) -> Value {
 /// `x - log Σ eˣ`
 pub(super) fn log_softmax(x: &Value) -> Value {
     vectors(x, |v| {
-        let norm = log_sum_exp(v);
-        v.iter().map(|x| x - norm).collect()
+        // Of numbers as large as a mask's, `top + log Σ` would only keep the first term.
+        let top = v.iter().copied().fold(f64::NEG_INFINITY, super::elementwise::max);
+        let norm = v.iter().map(|x| (x - top).exp()).sum::<f64>().ln();
+        v.iter().map(|x| (x - top) - norm).collect()
     })
 }
 

@@ -224,6 +224,8 @@ fn softmax_and_crossentropy() {
     close(&b.floats(Op::Softmax, &[x]), &[0.5, 0.5, 0.25, 0.75]);
     let half = 0.5f64.ln();
     close(&b.floats(Op::LogSoftmax, &[x]), &[half, half, 0.25f64.ln(), 0.75f64.ln()]);
+    let masked = b.rows(&[2], &[-1e38, -1e38, -1e38, 0.0]);
+    close(&b.floats(Op::Softmax, &[masked]), &[0.5, 0.5, 0.0, 1.0]);
     let labels = b.labels(&[0, 1]);
     close(&b.floats(Op::SparseXent, &[x, labels]), &[-half, -(0.75f64.ln())]);
     let outside = b.labels(&[2, -1]);

@@ -254,7 +254,7 @@ pub fn pixel_grid(g: &mut Graph, height: usize, width: usize) -> Result<[NodeId;
 }
 
 /// A matrix of three by three; its entries are numbers per sample, `[1, 1]`.
-type Matrix = [[NodeId; 3]; 3];
+pub type Matrix = [[NodeId; 3]; 3];
 
 /// `a · b - c · d`
 fn cross(g: &mut Graph, [a, b]: [NodeId; 2], [c, d]: [NodeId; 2]) -> Result<NodeId> {
@@ -313,44 +313,96 @@ pub fn perspective(
     how: Extension,
     linear: bool,
 ) -> Result<NodeId> {
-    let [height, width] = match g.ty(x).dims[..] {
-        [height, width, _] => [height, width],
-        _ => {
-            let received = g.ty(x).shape_text();
-            return Err(GraphError::mismatch("perspective", "an image", received));
-        }
-    };
     let from_square = square_to_corners(g, start)?;
     let to_corners = square_to_corners(g, end)?;
-    let to_square = adjugate(g, &to_corners)?;
+    let [first, second, third] = adjugate(g, &to_corners)?;
+    let mut product = |row: &[NodeId; 3], column: usize| -> Result<NodeId> {
+        let (a, b) = (g.mul(row[0], first[column])?, g.mul(row[1], second[column])?);
+        let (sum, c) = (g.add(a, b)?, g.mul(row[2], third[column])?);
+        g.add(sum, c)
+    };
+    let mut row = |i: usize| -> Result<[NodeId; 3]> {
+        let of_start = &from_square[i];
+        Ok([product(of_start, 0)?, product(of_start, 1)?, product(of_start, 2)?])
+    };
+    let matrix = [row(0)?, row(1)?, row(2)?];
+    project(g, x, &matrix, how, linear)
+}
+
+/// The image whose pixel `(x, y)` is taken from the position to which a matrix maps `(x, y, 1)`.
+pub fn project(
+    g: &mut Graph,
+    x: NodeId,
+    matrix: &Matrix,
+    how: Extension,
+    linear: bool,
+) -> Result<NodeId> {
+    let [height, width] = image_size(g, x)?;
     let grid = pixel_grid(g, height, width)?;
-    let mut lines = vec![];
-    for row in &from_square {
-        // The row of the product, applied to (x, y, 1).
-        let mut entries = vec![];
-        let [first, second, third] = &to_square;
-        for ((a, b), c) in first.iter().zip(second).zip(third) {
-            let (a, b, c) = (g.mul(row[0], *a)?, g.mul(row[1], *b)?, g.mul(row[2], *c)?);
-            let sum = g.add(a, b)?;
-            entries.push(g.add(sum, c)?);
-        }
-        let along = g.mul(entries[0], grid[0])?;
-        let down = g.mul(entries[1], grid[1])?;
+    let mut line = |row: &[NodeId; 3]| -> Result<NodeId> {
+        let (along, down) = (g.mul(row[0], grid[0])?, g.mul(row[1], grid[1])?);
         let both = g.add(along, down)?;
-        lines.push(g.add(both, entries[2])?);
-    }
-    let (x_at, y_at) = (g.div(lines[0], lines[2])?, g.div(lines[1], lines[2])?);
+        g.add(both, row[2])
+    };
+    let (across, down, divisor) = (line(&matrix[0])?, line(&matrix[1])?, line(&matrix[2])?);
+    let (x_at, y_at) = (g.div(across, divisor)?, g.div(down, divisor)?);
     map_coordinates(g, x, &[y_at, x_at], how, linear)
 }
 
-/// A Gaussian smoothing of images along an axis (0 or 1), with its own deviation for each sample, `[1, 1]`, over
-/// `reach` neighbours on either side, a number or `[1, 1]`, and at most `longest`. Outside of the image are zeros.
+/// The height and width of an image.
+fn image_size(g: &Graph, x: NodeId) -> Result<[usize; 2]> {
+    match g.ty(x).dims[..] {
+        [height, width, _] => Ok([height, width]),
+        _ => Err(GraphError::mismatch("image", "height, width, channels", g.ty(x).shape_text())),
+    }
+}
+
+/// An elastic deformation: pixel `(x, y)` is taken from `(x + alpha · d, y + alpha · d)`, where `d` is the smoothed noise.
+#[derive(Clone, Copy, Debug)]
+pub struct Elastic {
+    /// The noise, `[height, width, 1]`.
+    pub noise: NodeId,
+    /// The strength, a number or `[1, 1]`.
+    pub alpha: NodeId,
+    /// The deviation of the smoothing, a number or `[1, 1]`. Its kernel has `6 · sigma` elements, rounded to an odd number.
+    pub sigma: NodeId,
+    /// The largest number of elements of the kernel, odd.
+    pub taps: usize,
+}
+
+/// The image after an elastic deformation.
+pub fn elastic(
+    g: &mut Graph,
+    x: NodeId,
+    Elastic { noise, alpha, sigma, taps }: Elastic,
+    how: Extension,
+    linear: bool,
+) -> Result<NodeId> {
+    let [height, width] = image_size(g, x)?;
+    let size = g.scale(sigma, 6.0)?;
+    let size = g.unary(Unary::Floor, size)?;
+    let reach = g.scale(size, 0.5)?;
+    let reach = g.unary(Unary::Floor, reach)?;
+    let tiny = g.scalar(1e-6);
+    let sigma = g.binary(Binary::Max, sigma, tiny)?;
+    let y = smooth(g, noise, 1, [sigma, reach], taps)?;
+    let y = smooth(g, y, 0, [sigma, reach], taps)?;
+    let y = g.reshape(y, &[height, width])?;
+    let distance = g.mul(alpha, y)?;
+    let [column, row] = pixel_grid(g, height, width)?;
+    let (across, down) = (g.add(distance, column)?, g.add(distance, row)?);
+    map_coordinates(g, x, &[down, across], how, linear)
+}
+
+/// A Gaussian smoothing of images along an axis (0 or 1), over neighbours at a distance of at most `reach`. It and the
+/// deviation `sigma` are numbers, or one for each sample, `[1, 1]`. The kernel has at most `taps` elements; the middle of
+/// an even number of them is half a pixel after its pixel. Outside of the image are zeros.
 pub fn smooth(
     g: &mut Graph,
     x: NodeId,
     axis: usize,
     [sigma, reach]: [NodeId; 2],
-    longest: usize,
+    taps: usize,
 ) -> Result<NodeId> {
     let weights = |g: &mut Graph, distance: NodeId| -> Result<NodeId> {
         let ratio = g.div(distance, sigma)?;
@@ -362,16 +414,22 @@ pub fn smooth(
         g.mul(weight, near)
     };
     let n = g.ty(x).dims.get(axis).copied().unwrap_or(0);
-    let apart = offsets(g, n, n)?;
+    let mut apart = offsets(g, n, n)?;
+    if taps.is_multiple_of(2) {
+        apart = g.offset(apart, 0.5)?;
+    }
     let band = weights(g, apart)?;
     // The whole kernel, of which a border cuts a part, sums to one.
-    let line = iota(g, longest + 1)?;
-    let line = g.reshape(line, &[1, longest + 1])?;
-    let half = weights(g, line)?;
-    let sum = g.sum_axes(half, &[0, 1])?;
-    let total = g.scale(sum, 2.0)?;
-    let total = g.offset(total, -1.0)?;
+    let line = iota(g, taps)?;
+    let line = g.reshape(line, &[1, taps])?;
+    let line = g.offset(line, -(taps.saturating_sub(1) as f64) / 2.0)?;
+    let kernel = weights(g, line)?;
+    let total = g.sum_axes(kernel, &[0, 1])?;
     let band = g.div(band, total)?;
-    let subscripts = if axis == 0 { "bhwc,bhv->bvwc" } else { "bhwc,bwv->bhvc" };
-    g.einsum(subscripts, &[x, band])
+    let samples = if g.ty(band).is_rows() { "b" } else { "" };
+    let subscripts = match axis {
+        0 => format!("bhwc,{samples}hv->bvwc"),
+        _ => format!("bhwc,{samples}wv->bhvc"),
+    };
+    g.einsum(&subscripts, &[x, band])
 }

@@ -61,7 +61,7 @@ pub struct Lowering {
     pub sizes: InputSizes,
     /// The values of the constants that are feeds, in the order of these feeds.
     pub fed_constants: Vec<Vec<f32>>,
-    calls: CallState,
+    record: Record,
 }
 
 /// What is known about the sizes of a model's inputs.
@@ -82,15 +82,17 @@ pub(super) struct WeightValues {
     read: Vec<Option<NodeId>>,
 }
 
-/// What the calls so far left behind.
+/// What the calls so far used and left behind.
 #[derive(Debug, Default)]
-struct CallState {
+struct Record {
     /// The number of random streams.
     streams: u32,
     /// The number of calls of layers and sublayers.
     calls: usize,
     /// Masks that a call changed after their value was computed.
     masks: HashMap<NodeId, Option<NodeId>>,
+    /// Values `[n, ..]` whose shape in Keras is `(n, batch, ..)`.
+    batch_second: Vec<NodeId>,
 }
 
 /// The largest number of calls: wrappers repeat layers, so that a short file can describe a huge model.
@@ -111,7 +113,7 @@ impl Lowering {
             synchronized: false,
             sizes: InputSizes::default(),
             fed_constants: vec![],
-            calls: CallState::default(),
+            record: Record::default(),
         }
     }
 
@@ -180,19 +182,24 @@ impl Lowering {
 
     /// A random stream that nothing else uses.
     pub(crate) fn stream(&mut self) -> u32 {
-        self.calls.streams += 1;
-        self.calls.streams
+        self.record.streams += 1;
+        self.record.streams
     }
 
     /// Changes the mask of a value for all later calls.
     pub(crate) fn set_mask(&mut self, value: NodeId, mask: Option<NodeId>) {
-        self.calls.masks.insert(value, mask);
+        self.record.masks.insert(value, mask);
     }
 
     /// A value with the mask that it has now.
     pub(crate) fn with_present_mask(&self, operand: Operand) -> Operand {
-        let mask = self.calls.masks.get(&operand.node).copied().unwrap_or(operand.mask);
+        let mask = self.record.masks.get(&operand.node).copied().unwrap_or(operand.mask);
         Operand { mask, ..operand }
+    }
+
+    /// Whether the batch of a value is its second axis in Keras.
+    pub(crate) fn is_batch_second(&self, value: NodeId) -> bool {
+        self.record.batch_second.contains(&value)
     }
 
     /// Calls a layer with one output on values without masks; `name` is its name in this model.
@@ -272,12 +279,13 @@ impl LayerContext<'_> {
 
     /// The same without the penalty.
     pub(super) fn run_call(&mut self, layer: &dyn Layer) -> Result<Vec<Operand>> {
-        self.lowering.calls.calls += 1;
-        if self.lowering.calls.calls > MAX_CALLS {
+        self.lowering.record.calls += 1;
+        if self.lowering.record.calls > MAX_CALLS {
             let expected = format!("a model of at most {MAX_CALLS} calls");
             return Err(self.argument("calls", &expected, "more"));
         }
         self.check_arguments(layer)?;
+        self.check_batch_first(layer)?;
         let operands = self.arguments.positional_tensors();
         let inputs: Vec<NodeId> = operands.iter().map(|operand| operand.node).collect();
         let Outputs { nodes, masks } = layer.call(self, &inputs)?;
@@ -288,7 +296,7 @@ impl LayerContext<'_> {
         let masks = masks.unwrap_or_else(|| vec![passed; nodes.len()]);
         for (node, mask) in nodes.iter().zip(&masks) {
             // A layer that returns its input may give it a mask again.
-            if let (Some(present), Some(_)) = (self.lowering.calls.masks.get_mut(node), mask) {
+            if let (Some(present), Some(_)) = (self.lowering.record.masks.get_mut(node), mask) {
                 *present = *mask;
             }
         }
@@ -333,6 +341,33 @@ impl LayerContext<'_> {
             return Err(self.argument("arguments", &expected, shown(name)));
         }
         Ok(())
+    }
+
+    /// Fails if the batch of an argument is its second axis in Keras, unless the layer removes the first.
+    fn check_batch_first(&self, layer: &dyn Layer) -> Result<()> {
+        let marked = &self.lowering.record.batch_second;
+        if marked.is_empty() || crate::ops::removes_first_axis(layer) {
+            return Ok(());
+        }
+        let mut found = None;
+        self.arguments.for_each_tensor(&mut |operand| {
+            found = found.or(marked.contains(&operand.node).then_some(operand.node));
+        });
+        found.map_or(Ok(()), |node| {
+            let expected = "a value whose first axis is the batch; x[0] is one";
+            let received = format!("{:?}, whose second axis it is", self.dims(node));
+            Err(self.argument("inputs", expected, received))
+        })
+    }
+
+    /// Says that the batch of a value `[n, ..]` is its second axis in Keras.
+    pub(crate) fn batch_second(&mut self, value: NodeId) {
+        self.lowering.record.batch_second.push(value);
+    }
+
+    /// Returns whether the batch of a value is its second axis in Keras.
+    pub(crate) fn is_batch_second(&self, value: NodeId) -> bool {
+        self.lowering.is_batch_second(value)
     }
 
     /// Returns the mask of an input: the argument `mask` if the call has one, else the input's own.

@@ -56,6 +56,7 @@ mod zero_padding;
 pub use attention::ScoreMode;
 pub use audio::SpectrogramMode;
 pub use dot::DotAxes;
+pub(crate) use image_preprocessing::AxisSampling;
 pub use image_preprocessing::{ElasticFillMode, Factor, Fill, FlipMode, Interpolation, Resampling};
 pub use numbers::Numbers;
 pub use preprocessing::hashing::MaskValue;

@@ -20,7 +20,7 @@ fn uniform(cx: &mut LayerContext<'_>, dims: &[usize]) -> Result<NodeId> {
 }
 
 /// Normal random numbers with mean zero.
-pub(super) fn normal(cx: &mut LayerContext<'_>, dims: &[usize], stddev: f64) -> Result<NodeId> {
+pub(crate) fn normal(cx: &mut LayerContext<'_>, dims: &[usize], stddev: f64) -> Result<NodeId> {
     let (u, v) = (uniform(cx, dims)?, uniform(cx, dims)?);
     box_muller(cx.graph(), u, v, stddev)
 }

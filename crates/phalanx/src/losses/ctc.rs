@@ -1,8 +1,8 @@
 //! Connectionist temporal classification: minus the logarithm of the probability that a sequence of predictions, with
 //! repetitions merged and blanks removed, spells the labels.
 //!
-//! Predictions are logits `[time, classes]`; class 0 is the blank. Targets are labels `[length]` from 1 up, followed by
-//! zeros. The probability of all paths is a recurrence over time of two vectors of logarithms: paths that end in a blank
+//! Predictions are logits `[time, classes]`; in the loss, class 0 is the blank. Targets are labels `[length]`; those of
+//! the loss go from 1 up and are followed by zeros. The probability of all paths is a recurrence over time of two vectors of logarithms: paths that end in a blank
 //! after `n` labels (`phi`), and paths that end in label `n` (`emit`). As for recurrent layers, the graph has one copy of the
 //! recurrence for every time step.
 
@@ -33,10 +33,9 @@ impl Loss for CTC {
     fn target(&self, prediction: &Type) -> Result<Type> {
         match prediction.dims[..] {
             [time, classes] if time > 0 && classes > 1 && prediction.is_rows() => {
-                if time > MAX_STEPS {
-                    let expected = format!("at most {MAX_STEPS} time steps");
-                    return Err(Error::argument(self.owner(), "y_pred", expected, time));
-                }
+                Sequences::check_time(time, |expected| {
+                    Error::argument(self.owner(), "y_pred", expected, time)
+                })?;
                 Ok(Type { dtype: DType::I32, dims: vec![time], ..prediction.clone() })
             }
             _ => Err(mismatch(self.name(), "y_pred", "(batch, time, classes)", prediction)),
@@ -48,15 +47,55 @@ impl Loss for CTC {
     }
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
-        let [time, classes] = g.ty(y_pred).dims[..] else {
-            return Err(mismatch(self.name(), "y_pred", "(batch, time, classes)", g.ty(y_pred)));
-        };
-        let length = g.ty(y_true).dims[0];
-        let log = g.push(Op::LogSoftmax, &[y_pred])?;
-        let hot = g.push(Op::OneHot { depth: classes }, &[y_true])?;
-        let emitted = g.einsum("btk,bnk->btn", &[log, hot])?;
-        let blank = slice(g, log, 1, 0, 1)?;
+        let length = g.ty(y_true).dims.first().copied().unwrap_or(0);
         let labels = g.cast(y_true, DType::F32)?;
+        let zero = g.scalar(0.0);
+        let padding = g.binary(Binary::Eq, labels, zero)?;
+        let padding = g.sum_axes(padding, &[0])?;
+        let total = g.scalar(length as f64);
+        let count = g.sub(total, padding)?;
+        let count = g.reshape(count, &[])?;
+        let sequences = Sequences { labels: y_true, count, logits: y_pred, steps: None, blank: 0 };
+        sequences.minus_log_probability(g)
+    }
+}
+
+/// Predictions and the labels that they should spell.
+pub(crate) struct Sequences {
+    /// The labels, integers `[length]`.
+    pub labels: NodeId,
+    /// How many of them count, one number per sample, at most `length`.
+    pub count: NodeId,
+    /// The predictions, `[time, classes]`.
+    pub logits: NodeId,
+    /// How many time steps count, one number per sample; without it, all.
+    pub steps: Option<NodeId>,
+    /// The class that stands between labels.
+    pub blank: usize,
+}
+
+impl Sequences {
+    /// Fails if the graph of this many time steps would be too large.
+    pub fn check_time(time: usize, error: impl FnOnce(&str) -> Error) -> Result<()> {
+        if time > MAX_STEPS {
+            return Err(error(&format!("at most {MAX_STEPS} time steps")));
+        }
+        Ok(())
+    }
+
+    /// Minus the logarithm of the probability of the labels.
+    pub fn minus_log_probability(&self, g: &mut Graph) -> Result<NodeId> {
+        let ([time, classes], [length]) =
+            (&g.ty(self.logits).dims[..], &g.ty(self.labels).dims[..])
+        else {
+            return Err(mismatch("ctc", "y_pred", "(batch, time, classes)", g.ty(self.logits)));
+        };
+        let (time, classes, length) = (*time, *classes, *length);
+        let log = g.push(Op::LogSoftmax, &[self.logits])?;
+        let hot = g.push(Op::OneHot { depth: classes }, &[self.labels])?;
+        let emitted = g.einsum("btk,bnk->btn", &[log, hot])?;
+        let blank = slice(g, log, 1, self.blank, 1)?;
+        let labels = g.cast(self.labels, DType::F32)?;
         let repeats = Repeats::of(g, labels, length)?;
 
         let zero = zeros_like(g, labels, 0, 1)?;
@@ -68,18 +107,20 @@ impl Loss for CTC {
             let label = g.reshape(label, &[length])?;
             let blank = slice(g, blank, 0, t, 1)?;
             let blank = g.reshape(blank, &[1])?;
-            paths = paths.next(g, &repeats, label, blank)?;
+            let next = paths.next(g, &repeats, label, blank)?;
+            paths = match self.steps {
+                None => next,
+                Some(steps) => {
+                    let now = g.scalar(t as f64);
+                    let counts = g.binary(Binary::Gt, steps, now)?;
+                    let counts = g.reshape(counts, &[1])?;
+                    next.where_it(g, counts, paths)?
+                }
+            };
         }
         let last = log_add(g, paths.blank, paths.label)?;
         let last = g.push(Op::Concat { axis: 0 }, &[paths.empty, last])?;
-
-        let zero = g.scalar(0.0);
-        let padding = g.binary(Binary::Eq, labels, zero)?;
-        let padding = g.sum_axes(padding, &[0])?;
-        let total = g.scalar(length as f64);
-        let count = g.sub(total, padding)?;
-        let count = g.reshape(count, &[])?;
-        let count = g.cast(count, DType::I32)?;
+        let count = g.cast(self.count, DType::I32)?;
         let at = g.push(Op::OneHot { depth: length + 1 }, &[count])?;
         let hit = g.mul(at, last)?;
         let hit = g.sum_axes(hit, &[0])?;
@@ -146,6 +187,15 @@ impl Paths {
         let closed = g.add(closed, r.different)?;
         let blanked = log_add(g, stayed, closed)?;
         Ok(Paths { empty: g.add(self.empty, blank)?, blank: blanked, label: labelled })
+    }
+
+    /// These paths where `chosen` is 1, else the others.
+    fn where_it(self, g: &mut Graph, chosen: NodeId, others: Paths) -> Result<Paths> {
+        Ok(Paths {
+            empty: g.select(chosen, self.empty, others.empty)?,
+            blank: g.select(chosen, self.blank, others.blank)?,
+            label: g.select(chosen, self.label, others.label)?,
+        })
     }
 }
 

@@ -22,6 +22,7 @@ mod sparse_categorical_crossentropy;
 
 pub(crate) use axis::{mean_over, sample_axis};
 pub(crate) use cosine_similarity::cosine;
+pub(crate) use ctc::Sequences;
 pub use focal::Alpha;
 
 use crate::config;

@@ -217,8 +217,11 @@ impl Definition {
         }
     }
 
-    /// Declares feeds of these shapes, appends the model's nodes for them and returns its outputs.
-    pub(crate) fn lower_on_feeds(
+    /// Declares feeds of these shapes, without batch, appends the model's nodes for them and returns its outputs.
+    ///
+    /// # Errors
+    /// If a layer refuses its inputs.
+    pub fn lower_on_feeds(
         &self,
         low: &mut Lowering,
         shapes: &[Vec<usize>],
@@ -234,14 +237,24 @@ impl Definition {
     ) -> Result<Vec<Operand>> {
         let feeds = self.feeds(low, shapes);
         let inputs: Vec<Operand> = feeds.iter().map(|f| low.graph.feed(*f).into()).collect();
-        match &self.host {
+        let outputs = match &self.host {
             Some(stage) => {
                 let (outputs, types) = stage.lower(low, &inputs)?;
                 types.into_iter().for_each(on_call);
-                Ok(outputs)
+                outputs
             }
-            None => self.lower_with(low, &inputs, "", on_call),
+            None => self.lower_with(low, &inputs, "", on_call)?,
+        };
+        if outputs.iter().any(|output| low.is_batch_second(output.node)) {
+            let (expected, received) = ("the batch as first axis", "one whose second axis it is");
+            return Err(Error::argument(
+                format!("model '{}'", self.name),
+                "output",
+                expected,
+                received,
+            ));
         }
+        Ok(outputs)
     }
 
     /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`

@@ -1,4 +1,4 @@
-//! Images: colours, sizes, borders and patches.
+//! Images: colours, filters, sizes, borders and patches.
 
 use super::context::OpContext;
 use super::ops;
@@ -6,8 +6,9 @@ use super::window::Taps;
 use crate::error::Result;
 use crate::layer::Outputs;
 use crate::registry::Config;
+use phalanx_graph::functions::image::{hsv_to_rgb, rgb_to_hsv, smooth};
 use phalanx_graph::functions::layout::{PadMode, concat, pad, slice_steps};
-use phalanx_graph::{NodeId, Op};
+use phalanx_graph::{Graph, NodeId, Op};
 use serde_json::{Value, json};
 
 type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
@@ -15,12 +16,21 @@ type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
 /// The weights of red, green and blue in grey.
 const GREY: [f32; 3] = [0.2989, 0.587, 0.114];
 
+/// The largest kernel of a filter, and the largest side of an image that is filtered: filters are products with
+/// matrices of that size.
+const MAX_SIDE: usize = 1 << 12;
+
 /// The images with their channels last, and whether they came first.
-fn images(cx: Cx<'_, '_, '_>) -> Result<(NodeId, bool)> {
-    let x = cx.tensor("images")?;
+pub(super) fn images(cx: Cx<'_, '_, '_>) -> Result<(NodeId, bool)> {
+    images_of(cx, "images")
+}
+
+/// The images of an argument.
+fn images_of(cx: Cx<'_, '_, '_>, name: &str) -> Result<(NodeId, bool)> {
+    let x = cx.tensor(name)?;
     let dims = cx.dims(x);
     if dims.len() != 3 || !cx.is_rows(x) || dims.contains(&0) {
-        return Err(cx.argument("images", "a batch of images", format!("{dims:?}")));
+        return Err(cx.argument(name, "a batch of images", format!("{dims:?}")));
     }
     match cx.option("data_format").as_str() {
         Some("channels_first") => {
@@ -32,7 +42,7 @@ fn images(cx: Cx<'_, '_, '_>) -> Result<(NodeId, bool)> {
 }
 
 /// Moves the channels back.
-fn restored(cx: Cx<'_, '_, '_>, y: NodeId, first: bool) -> Result<Outputs> {
+pub(super) fn restored(cx: Cx<'_, '_, '_>, y: NodeId, first: bool) -> Result<Outputs> {
     if !first {
         return Ok(y.into());
     }
@@ -52,6 +62,163 @@ fn grayscale(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
         other => return Err(cx.argument("images", "1 or 3 channels", other)),
     };
     restored(cx, y, first)
+}
+
+/// Changes the colour space of images with three channels.
+fn colours(
+    cx: Cx<'_, '_, '_>,
+    change: fn(&mut Graph, NodeId) -> phalanx_graph::Result<NodeId>,
+) -> Result<Outputs> {
+    let (x, first) = images(cx)?;
+    let y = change(cx.graph(), x)?;
+    restored(cx, y, first)
+}
+
+/// Numbers in an option, or in an array of the call; `None` without them.
+pub(super) fn numbers(cx: &OpContext<'_, '_>, name: &str) -> Result<Option<Vec<f64>>> {
+    let value = cx.option(name);
+    let list = match value.pointer("/config/value").unwrap_or(&value) {
+        Value::Null => return Ok(None),
+        Value::Array(items) => items.iter().map(Value::as_f64).collect(),
+        one => one.as_f64().map(|number| vec![number]),
+    };
+    let finite = list.filter(|list: &Vec<f64>| list.iter().all(|number| number.is_finite()));
+    finite.map(Some).ok_or_else(|| cx.argument(name, "finite numbers", &value))
+}
+
+/// A filter: its sizes along the width and the height, and its deviations.
+struct Gaussian {
+    size: [usize; 2],
+    sigma: [f64; 2],
+}
+
+impl Gaussian {
+    /// Fails unless images of `dims` can be filtered.
+    fn check(&self, cx: &OpContext<'_, '_>, dims: &[usize]) -> Result<()> {
+        if self.size.iter().chain(&dims[..2]).any(|n| *n > MAX_SIDE) {
+            let expected =
+                format!("a kernel and an image of at most {MAX_SIDE} pixels along an axis");
+            let received = format!("{:?} and {:?}", self.size, &dims[..2]);
+            return Err(cx.argument("images", &expected, received));
+        }
+        if self.sigma.iter().any(|sigma| *sigma <= 0.0) {
+            return Err(cx.argument("sigma", "numbers above 0", format!("{:?}", self.sigma)));
+        }
+        Ok(())
+    }
+
+    /// Smooths images; outside of them are zeros.
+    fn apply(&self, g: &mut Graph, x: NodeId) -> phalanx_graph::Result<NodeId> {
+        let mut y = x;
+        for (axis, size, sigma) in
+            [(1, self.size[0], self.sigma[0]), (0, self.size[1], self.sigma[1])]
+        {
+            let (sigma, reach) = (g.scalar(sigma), g.scalar((size as f64 - 1.0) / 2.0));
+            y = smooth(g, y, axis, [sigma, reach], size)?;
+        }
+        Ok(y)
+    }
+}
+
+fn gaussian_blur(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+    let (x, first) = images(cx)?;
+    let sigma = numbers(cx, "sigma")?.unwrap_or_else(|| vec![1.0]);
+    let sigma = match sigma[..] {
+        [both] => [both; 2],
+        [width, height] => [width, height],
+        _ => return Err(cx.argument("sigma", "one or two numbers", format!("{sigma:?}"))),
+    };
+    let filter = Gaussian { size: cx.pair("kernel_size", 3, 1)?, sigma };
+    filter.check(cx, &cx.dims(x))?;
+    let y = filter.apply(cx.graph(), x)?;
+    restored(cx, y, first)
+}
+
+/// The sum of three neighbours along an axis, with weights. The axis becomes shorter by two.
+fn three(
+    g: &mut Graph,
+    x: NodeId,
+    axis: usize,
+    weights: [f64; 3],
+) -> phalanx_graph::Result<NodeId> {
+    let len = g.ty(x).dims[axis] - 2;
+    let mut sum: Option<NodeId> = None;
+    for (start, weight) in weights.into_iter().enumerate().filter(|(_, weight)| *weight != 0.0) {
+        let part = g.push(Op::Slice { axis, start, len }, &[x])?;
+        let part = g.scale(part, weight)?;
+        sum = Some(sum.map_or(Ok(part), |sum| g.add(sum, part))?);
+    }
+    Ok(sum.unwrap_or(x))
+}
+
+/// Sobel's derivatives down and to the right, as a last axis. Outside of the images are zeros.
+fn sobel_edges(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+    let (x, first) = images(cx)?;
+    let dims = cx.dims(x);
+    let g = cx.graph();
+    let border = [1, 1, 0];
+    let padded = pad(g, x, &border, &border, PadMode::Constant(0.0))?;
+    let mut edges = vec![];
+    for axis in [0, 1] {
+        let y = three(g, padded, axis, [-1.0, 0.0, 1.0])?;
+        let y = three(g, y, 1 - axis, [1.0, 2.0, 1.0])?;
+        edges.push(g.reshape(y, &[&dims[..], &[1]].concat())?);
+    }
+    let y = concat(g, &edges, 3)?;
+    Ok(if first { g.push(Op::Transpose { perm: vec![2, 0, 1, 3] }, &[y])? } else { y }.into())
+}
+
+/// The structural similarity of images: one number for each pair.
+fn ssim(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+    let ((a, _), (b, _)) = (images_of(cx, "image1")?, images_of(cx, "image2")?);
+    let dims = cx.dims(a);
+    if cx.dims(b) != dims {
+        return Err(cx.argument("image2", &format!("{dims:?}"), format!("{:?}", cx.dims(b))));
+    }
+    let option = |cx: &OpContext<'_, '_>, name: &str, default: f64| match cx.config_has(name) {
+        true => cx.number_or(name, default),
+        false => Ok(default),
+    };
+    let size = if cx.config_has("filter_size") { cx.size("filter_size", 1)? } else { 11 };
+    if dims[..2].iter().any(|n| *n < size) {
+        let expected = format!("at most the size of the images, {:?}", &dims[..2]);
+        return Err(cx.argument("filter_size", &expected, size));
+    }
+    let filter = Gaussian { size: [size; 2], sigma: [option(cx, "filter_sigma", 1.5)?; 2] };
+    filter.check(cx, &dims)?;
+    let max_val = option(cx, "max_val", 1.0)?;
+    let c1 = (option(cx, "k1", 0.01)? * max_val).powi(2);
+    let c2 = (option(cx, "k2", 0.03)? * max_val).powi(2);
+    let g = cx.graph();
+    // Only windows that are inside of the image count.
+    let mean = |g: &mut Graph, x: NodeId| -> phalanx_graph::Result<NodeId> {
+        let mut y = filter.apply(g, x)?;
+        for (axis, side) in dims[..2].iter().enumerate() {
+            y = slice_steps(g, y, axis, ((size - 1) / 2, side - size + 1, 1))?;
+        }
+        Ok(y)
+    };
+    let (mean_a, mean_b) = (mean(g, a)?, mean(g, b)?);
+    let covariance = |g: &mut Graph, [x, y]: [NodeId; 2], [mean_x, mean_y]: [NodeId; 2]| {
+        let (product, of_means) = (g.mul(x, y)?, g.mul(mean_x, mean_y)?);
+        let of_product = mean(g, product)?;
+        Ok::<_, phalanx_graph::GraphError>((g.sub(of_product, of_means)?, of_means))
+    };
+    let (var_a, square_a) = covariance(g, [a, a], [mean_a, mean_a])?;
+    let (var_b, square_b) = covariance(g, [b, b], [mean_b, mean_b])?;
+    let (both, square_both) = covariance(g, [a, b], [mean_a, mean_b])?;
+    let similarity = |g: &mut Graph, joint: NodeId, [x, y]: [NodeId; 2], least: f64| {
+        let joint = g.scale(joint, 2.0)?;
+        let (above, sum) = (g.offset(joint, least)?, g.add(x, y)?);
+        let below = g.offset(sum, least)?;
+        Ok::<_, phalanx_graph::GraphError>((above, below))
+    };
+    let (light, light_below) = similarity(g, square_both, [square_a, square_b], c1)?;
+    let (shape, shape_below) = similarity(g, both, [var_a, var_b], c2)?;
+    let (above, below) = (g.mul(light, shape)?, g.mul(light_below, shape_below)?);
+    let map = g.div(above, below)?;
+    let mean = g.mean_axes(map, &[0, 1, 2])?;
+    Ok(g.reshape(mean, &[])?.into())
 }
 
 fn resize(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
@@ -173,7 +340,12 @@ ops! {
     IMAGE, "image";
     CropImages(images) => crop_images,
     ExtractPatches(images) => extract_patches,
+    GaussianBlur(images) => gaussian_blur,
+    HSVToRGB(images) => |cx| colours(cx, hsv_to_rgb),
     PadImages(images) => pad_images,
     RGBToGrayscale(images) => grayscale,
+    RGBToHSV(images) => |cx| colours(cx, rgb_to_hsv),
     Resize(images) => resize,
+    SSIM(image1, image2) => ssim,
+    SobelEdges(images) => sobel_edges,
 }

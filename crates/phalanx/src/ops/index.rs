@@ -24,12 +24,25 @@ fn class(item: &Value) -> Option<&str> {
 /// `x[:, 1:3, 0]`: slices, whole numbers, new axes and one ellipsis.
 fn get_item(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.any_tensor("x")?;
-    let key = match cx.passed("key") {
+    let mut key = match cx.passed("key") {
         Some(Argument::Plain(Value::Array(items))) => items.clone(),
         Some(Argument::Plain(item)) => vec![item.clone()],
         Some(Argument::List(items)) if items.is_empty() => vec![],
         _ => return Err(cx.argument("key", "slices and whole numbers", "tensors")),
     };
+    if cx.layer().is_batch_second(x) {
+        let dims = cx.dims(x);
+        let index = key.first().and_then(Value::as_i64).unwrap_or(-1);
+        let start = usize::try_from(index).ok().filter(|start| *start < dims[0]);
+        let Some(start) = start else {
+            let expected = format!("a number below {} for the first axis", dims[0]);
+            return Err(cx.argument("key", &expected, Value::Array(key)));
+        };
+        key.remove(0);
+        let g = cx.graph();
+        x = slice_steps(g, x, 0, (start, 1, 1))?;
+        x = g.reshape(x, &dims[1..])?;
+    }
     let is_ellipsis = |item: &Value| class(item) == Some("__ellipsis__");
     let indexed = key.iter().filter(|item| !item.is_null() && !is_ellipsis(item)).count();
     let rank = cx.rank(x);

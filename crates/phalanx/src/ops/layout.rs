@@ -33,6 +33,13 @@ fn expand_dims(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
 fn squeeze(cx: &mut OpContext<'_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
     let dims = cx.dims(x);
+    if cx.layer().is_batch_second(x) {
+        let axes = cx.integers("axis")?;
+        if axes.as_deref() != Some(&[0]) || dims[0] != 1 {
+            return Err(cx.argument("axis", "the axis before the batch, 0", format!("{axes:?}")));
+        }
+        return Ok(cx.graph().reshape(x, &dims[1..])?.into());
+    }
     let kept: Vec<usize> = match cx.integers("axis")? {
         None => dims.iter().copied().filter(|d| *d != 1).collect(),
         Some(list) => {

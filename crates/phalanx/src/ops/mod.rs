@@ -5,7 +5,9 @@
 //! row in the table of its module; see `OpContext` for how it reads its arguments.
 
 mod context;
+mod ctc;
 mod elementwise;
+mod fourier;
 mod image;
 mod index;
 mod integers;
@@ -19,11 +21,12 @@ mod sequence;
 mod sort;
 mod special;
 mod symbols;
+mod warp;
 mod window;
 
 pub use refused::class_names as refused_class_names;
 pub use refused::reason as refusal;
-pub use symbols::call;
+pub use symbols::{call, layer};
 
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerContext, Outputs};
@@ -57,9 +60,11 @@ macro_rules! ops {
 use ops;
 
 const TABLES: &[&[OpClass]] = &[
+    ctc::NN,
     elementwise::CORE,
     elementwise::MATH,
     elementwise::NUMPY,
+    fourier::MATH,
     image::IMAGE,
     index::CORE,
     index::MATH,
@@ -82,6 +87,7 @@ const TABLES: &[&[OpClass]] = &[
     sort::MATH,
     sort::NUMPY,
     special::NUMPY,
+    warp::IMAGE,
     window::NN,
 ];
 
@@ -91,6 +97,11 @@ const MODULES: &str = "keras.src.ops.";
 /// Whether a class of this module is an op.
 pub(crate) fn is_op(module: &str) -> bool {
     module.starts_with(MODULES)
+}
+
+/// Whether a layer takes values whose batch is the second axis.
+pub(crate) fn removes_first_axis(layer: &dyn Layer) -> bool {
+    is_op(layer.module()) && ["GetItem", "Squeeze"].contains(&layer.class_name())
 }
 
 /// Every op as `(module, class)`.

@@ -270,6 +270,27 @@ fn moments(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(vec![axes.finish(cx, center, keep)?, axes.finish(cx, spread, keep)?].into())
 }
 
+/// The number of elements, those of all samples of the batch.
+fn size(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+    let x = cx.any_tensor("x")?;
+    let each: usize = cx.dims(x).iter().product();
+    let (batch, g) = (cx.is_rows(x), cx.graph());
+    let mut count = g.scalar(each as f64);
+    if batch {
+        let x = g.cast(x, DType::F32)?;
+        let counts = repeat_rows(g, count, x)?;
+        count = sum(g, counts, &Axes { batch, inner: vec![] })?;
+    }
+    Ok(g.cast(count, DType::I32)?.into())
+}
+
+/// The number of axes.
+fn ndim(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+    let x = cx.any_tensor("x")?;
+    let rank = cx.rank(x);
+    Ok(cx.graph().scalar(rank as f64).into())
+}
+
 fn root(g: &mut Graph, x: NodeId) -> GraphResult {
     g.unary(Unary::Sqrt, x)
 }
@@ -310,11 +331,13 @@ ops! {
         sum(g, x, axes)
     }),
     Nanvar(x) => |cx| reduce(cx, nan_variance),
+    Ndim(x) => ndim,
     Prod(x) => |cx| reduce(cx, prod),
     Ptp(x) => |cx| reduce(cx, |g, x, axes| {
         let (high, low) = (max(g, x, axes)?, min(g, x, axes)?);
         g.sub(high, low)
     }),
+    Size(x) => size,
     Std(x) => |cx| reduce(cx, |g, x, axes| {
         let variance = variance(g, x, axes)?;
         root(g, variance)

@@ -31,21 +31,24 @@ pub fn call<const N: usize>(
     arguments: [Argument<Symbol>; N],
     config: Value,
 ) -> Result<Symbol> {
+    Ok(record(layer(name, config)?, &arguments))
+}
+
+/// The op `name` as a layer; `config` are the arguments of its constructor.
+///
+/// # Errors
+/// The op is unknown, or `config` is not an object.
+pub fn layer(name: &str, config: Value) -> Result<LayerHandle> {
     let Value::Object(config) = config else {
         return Err(Error::argument(format!("op '{name}'"), "config", "an object", config));
     };
     let (module, class) = name.rsplit_once('.').unwrap_or(("numpy", name));
-    record(module, class, &arguments, config)
+    let op = from_config(&format!("{MODULES}{module}"), class, config)?;
+    Ok(LayerHandle::new(op, None, true))
 }
 
 /// Records the call of an op.
-fn record(
-    module: &str,
-    class: &str,
-    arguments: &[Argument<Symbol>],
-    config: Config,
-) -> Result<Symbol> {
-    let op = from_config(&format!("{MODULES}{module}"), class, config)?;
+fn record(op: LayerHandle, arguments: &[Argument<Symbol>]) -> Symbol {
     let mut inputs: Vec<Symbol> = vec![];
     let positional = arguments.iter().map(|argument| {
         argument.map(&mut |symbol: &Symbol| {
@@ -54,13 +57,13 @@ fn record(
         })
     });
     let arguments = Arguments { positional: positional.collect(), named: vec![] };
-    let callee = Callee::Layer(LayerHandle::new(op, None, true));
-    Ok(Symbol::with_arguments(callee, inputs, arguments))
+    Symbol::with_arguments(Callee::Layer(op), inputs, arguments)
 }
 
 /// Records an arithmetic op.
 fn arithmetic<const N: usize>(class: &str, arguments: [Argument<Symbol>; N]) -> Symbol {
-    record("numpy", class, &arguments, Config::new()).expect("arithmetic ops are in the table")
+    let op = layer(class, Config::new().into()).expect("arithmetic ops are in the table");
+    record(op, &arguments)
 }
 
 impl From<f64> for Argument<Symbol> {

@@ -1,13 +1,14 @@
 //! Random image layers in training against Python Keras. `tests/python/augmentation.py` records the uniform random
 //! numbers behind Keras' changes; here they replace the layer's own.
 
-use crate::common::{Case, Fixture, RUNNERS, difference_to_scale, run_on};
+use crate::common::{Case, Fixture, RUNNERS, Runner, difference_to_scale, on_emulated_gpu, run_on};
 use crate::image_layers::{At, TRAINING, apply, assert_spread};
 use phalanx::layer::{LayerHandle, Lowering};
 use phalanx::layers::from_config;
 use phalanx::prelude::*;
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::{Graph, NodeId, Op, Type};
+use phalanx_needs::needs;
 
 /// The tolerance relative to the largest value. Keras solves for a perspective map in 32 bits.
 const TOLERANCE: f64 = 1e-4;
@@ -33,14 +34,18 @@ fn with_fed_numbers(graph: &Graph) -> (Graph, Vec<Vec<usize>>) {
 }
 
 /// Runs a case; returns what differs.
-fn differences(case: &Case<'_>) -> Result<Vec<String>, String> {
-    let layer = from_config(case.class_name(), case.config().clone()).map_err(|e| e.to_string())?;
+fn differences(case: &Case<'_>, runners: &[Runner]) -> Result<Vec<String>, String> {
+    let config = case.config().clone();
+    let layer = match case.json["ops"][0].as_str() {
+        Some(op) => phalanx::ops::layer(op, config.into()),
+        None => from_config(case.class_name(), config).map(|l| LayerHandle::new(l, None, true)),
+    };
+    let layer = layer.map_err(|e| e.to_string())?;
     let mut lowering = Lowering::new(true);
     let input = case.tensor("input");
     lowering.graph.set_max_batch(input.rows());
     let feed = lowering.graph.add_feed("images", Type::rows(&input.dims()[1..]));
     let x = lowering.graph.feed(feed);
-    let layer = LayerHandle::new(layer, None, true);
     let y = lowering.call(&layer, "it", &[x]).map_err(|e| e.to_string())?;
     assert!(lowering.constants.is_empty(), "{}: constants", case.name);
     let (mut graph, shapes) = with_fed_numbers(&lowering.graph);
@@ -68,8 +73,8 @@ fn differences(case: &Case<'_>) -> Result<Vec<String>, String> {
     }
     let nodes: Vec<NodeId> = outputs.iter().map(|(_, node)| *node).collect();
     let mut wrong = vec![];
-    for runner in RUNNERS {
-        let received = run_on(runner, &graph, &nodes, &feeds, &[]);
+    for runner in runners {
+        let received = run_on(*runner, &graph, &nodes, &feeds, &[]);
         for ((field, _), received) in outputs.iter().zip(received) {
             let d = difference_to_scale(&received, case.f32(field));
             if d > TOLERANCE || d.is_nan() {
@@ -80,16 +85,27 @@ fn differences(case: &Case<'_>) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-#[test]
-fn changes_match_keras_for_the_same_random_numbers() {
+fn check(runners: &[Runner], chosen: impl Fn(usize) -> bool) {
     let mut wrong = vec![];
-    for case in Fixture::load("augmentation").cases() {
-        match differences(&case) {
+    let fixture = Fixture::load("augmentation");
+    for (_, case) in fixture.cases().enumerate().filter(|(i, _)| chosen(*i)) {
+        match differences(&case, runners) {
             Ok(list) => wrong.extend(list.into_iter().map(|w| format!("{}: {w}", case.name))),
             Err(e) => wrong.push(format!("{}: {e}", case.name)),
         }
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn changes_match_keras_for_the_same_random_numbers() {
+    check(&RUNNERS, |_| true);
+}
+
+#[needs(gxx)]
+#[test]
+fn changes_match_keras_on_an_emulated_gpu() {
+    check(&[Runner::EmulatedGpu], on_emulated_gpu);
 }
 
 const SIDE: usize = 12;

@@ -1,6 +1,7 @@
 //! `docs/keras.md`: every name that Keras exports, with "yes" or the reason for "no". The page is made of
 //! `tests/fixtures/names.json` and the registries; `UPDATE_DOCS=1` writes it again.
 
+use crate::keras_coverage::Coverage;
 use phalanx::activations::ActivationFn;
 use phalanx::by_name::Named;
 use phalanx::constraints::Constraint;
@@ -16,7 +17,8 @@ const HEAD: &str = "# What of Keras there is
 
 Every name that Keras exports, and whether Phalanx has it: in Rust, in `.keras` files or both. A class of a file that says
 \"no\" here is refused with an error that names it. The page is made of Keras' own list of names
-(`tests/python/names.py`) and of the registries of Phalanx; a test keeps it true.
+(`tests/python/names.py`) and of the registries of Phalanx; a test keeps it true. The last column names the fixture in
+`tests/fixtures` with cases of the name, or the file with the test of a callback.
 ";
 
 /// Reasons for names that are refused on purpose. Others are not there yet.
@@ -97,53 +99,69 @@ fn refusal(full: &str) -> Option<&'static str> {
     ops::refusal(module, class)
 }
 
-fn page() -> String {
+/// The families of names, in the order of the page.
+const FAMILIES: [&str; 11] = [
+    "layers",
+    "losses",
+    "metrics",
+    "optimizers",
+    "activations",
+    "initializers",
+    "regularizers",
+    "constraints",
+    "optimizers.schedules",
+    "callbacks",
+    "ops",
+];
+
+/// The list of names that Python Keras wrote.
+fn names() -> BTreeMap<String, Value> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let names = std::fs::read_to_string(root.join("tests/fixtures/names.json")).unwrap();
-    let names: BTreeMap<String, Value> = serde_json::from_str(&names).unwrap();
+    serde_json::from_str(&names).unwrap()
+}
+
+/// The names of every family.
+pub fn known_to_keras() -> Vec<(String, Vec<String>)> {
+    let names = names();
+    let list = |family: &str| serde_json::from_value(names[family].clone()).expect("a list");
+    FAMILIES.iter().map(|family| (family.to_string(), list(family))).collect()
+}
+
+/// Whether there is a name: "yes", or the reason for "no".
+pub fn answer(family: &str, name: &str) -> String {
     let known = known();
+    let full = format!("{family}.{name}");
+    let by_name = format!("{family}.{}", plain(name));
+    if known.contains(&full) || known.contains(&by_name) {
+        return "yes".into();
+    }
+    let given = REASONS.iter().find(|(known, _)| *known == full).map(|(_, reason)| *reason);
+    match given.or_else(|| refusal(&full)) {
+        Some(yes) if yes.starts_with("yes") => yes.to_string(),
+        Some(reason) => format!("no: {reason}"),
+        None => "no: not yet".into(),
+    }
+}
+
+fn page() -> String {
+    let covered = Coverage::of_fixtures();
+    let version = names()["keras"].as_str().unwrap().to_string();
     let mut page = HEAD.to_string();
-    let families = [
-        "layers",
-        "losses",
-        "metrics",
-        "optimizers",
-        "activations",
-        "initializers",
-        "regularizers",
-        "constraints",
-        "optimizers.schedules",
-        "callbacks",
-        "ops",
-    ];
-    for family in families {
-        let list: Vec<&str> =
-            names[family].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
-        let answer = |name: &str| {
-            let full = format!("{family}.{name}");
-            let by_name = format!("{family}.{}", plain(name));
-            let given = REASONS.iter().find(|(known, _)| *known == full).map(|(_, reason)| *reason);
-            match known.contains(&full) || known.contains(&by_name) {
-                true => "yes".to_string(),
-                false => match given {
-                    Some(yes) if yes.starts_with("yes") => yes.to_string(),
-                    Some(reason) => format!("no: {reason}"),
-                    None => match refusal(&full) {
-                        Some(reason) => format!("no: {reason}"),
-                        None => "no: not yet".into(),
-                    },
-                },
-            }
-        };
-        let yes = list.iter().filter(|name| answer(name).starts_with("yes")).count();
-        let version = names["keras"].as_str().unwrap();
+    for (family, list) in known_to_keras() {
+        let answers: Vec<String> = list.iter().map(|name| answer(&family, name)).collect();
+        let yes = answers.iter().filter(|answer| answer.starts_with("yes")).count();
         page += &format!(
             "\n## `keras.{family}`\n\n{yes} of {} names of Keras {version}.\n\n",
             list.len()
         );
-        page += "| name | |\n|---|---|\n";
-        for name in list {
-            page += &format!("| `{name}` | {} |\n", answer(name));
+        page += "| name | | checked by |\n|---|---|---|\n";
+        for (name, answer) in list.iter().zip(&answers) {
+            let file = match covered.file(&family, name) {
+                Some(file) if answer.starts_with("yes") => format!("`{file}`"),
+                _ => String::new(),
+            };
+            page += &format!("| `{name}` | {answer} | {file} |\n");
         }
     }
     page

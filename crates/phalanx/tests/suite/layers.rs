@@ -211,7 +211,9 @@ fn assert_same_config(ours: impl Into<Value>, keras: impl Into<Value>, name: &st
 #[test]
 fn configs_match_keras() {
     let augmentation = Fixture::load("augmentation");
-    for case in fixtures().iter().chain([&augmentation]).flat_map(Fixture::cases) {
+    let cases = fixtures();
+    let cases = cases.iter().chain([&augmentation]).flat_map(Fixture::cases);
+    for case in cases.filter(|case| case.json["ops"].is_null()) {
         let mut theirs = case.config().clone();
         let layer = from_config(case.class_name(), theirs.clone()).unwrap();
         for key in ["name", "trainable", "dtype"] {

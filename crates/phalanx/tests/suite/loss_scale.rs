@@ -1,9 +1,11 @@
 //! Dynamic loss scaling, compared with Python Keras and with unscaled training.
 
 use crate::common::trainer::Trainer;
-use crate::common::{Case, Fixture, assert_config};
+use crate::common::{Case, Fixture, assert_config, emulated_gpu, on_emulated_gpu};
 use phalanx::optimizers;
 use phalanx::prelude::*;
+use phalanx_needs::needs;
+use std::sync::Arc;
 
 fn check(case: &Case<'_>, strategy: MirroredStrategy) {
     let mut trainer = Trainer::new(case, strategy.clone());
@@ -44,6 +46,17 @@ fn twelve_steps_match_keras() {
     }
     let deterministic = MirroredStrategy::cpus(2).unwrap().deterministic(true);
     fixture.cases().for_each(|case| check(&case, deterministic.clone()));
+}
+
+#[needs(gxx)]
+#[test]
+fn twelve_steps_match_keras_on_an_emulated_gpu() {
+    let gpu = MirroredStrategy::with_backend(Arc::new(emulated_gpu()), ["gpu:0"]).unwrap();
+    for (i, case) in Fixture::load("loss_scale").cases().enumerate() {
+        if on_emulated_gpu(i) {
+            check(&case, gpu.clone());
+        }
+    }
 }
 
 #[test]

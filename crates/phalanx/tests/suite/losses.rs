@@ -1,6 +1,8 @@
 //! Losses against Python Keras: values, reductions, sample weights and gradients.
 
-use crate::common::{Case, Fixture, RUNNERS, assert_close, assert_config, run, run_on};
+use crate::common::{
+    Case, Fixture, RUNNERS, Runner, assert_close, assert_config, on_emulated_gpu, run, run_on,
+};
 use phalanx::error::Error;
 use phalanx::losses::{
     self, BinaryCrossentropy, CategoricalCrossentropy, Loss, LossExt, MeanSquaredError, Reduction,
@@ -9,6 +11,7 @@ use phalanx::losses::{
 use phalanx::prelude::{Compile, Dense, Initializer, Input, MirroredStrategy, SGD, Sequential};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{DType, Graph, NodeId, Op, Scope, Space, Tensor, Type, autodiff};
+use phalanx_needs::needs;
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -42,7 +45,7 @@ fn weights(case: &Case<'_>, loss: &dyn Loss, positions: usize, rows: usize) -> (
     (each, divisor)
 }
 
-fn check(case: &Case<'_>) {
+fn check(case: &Case<'_>, runners: &[Runner]) {
     let loss = losses::from_config(case.class_name(), case.config()).expect(case.name);
     let y_pred = case.tensor("y_pred");
     let target = loss.target(&row_type(y_pred)).expect(case.name);
@@ -100,8 +103,8 @@ fn check(case: &Case<'_>) {
 
     let weight = Tensor::new([vec![rows], position.dims].concat(), each).unwrap();
     let feeds = [y_true, y_pred.clone(), weight];
-    for runner in RUNNERS {
-        let results = run_on(runner, &g, &[values, total, grad], &feeds, &[]);
+    for runner in runners {
+        let results = run_on(*runner, &g, &[values, total, grad], &feeds, &[]);
         for (field, received) in ["values", "loss", "grad"].into_iter().zip(&results) {
             let what = format!("{}: {field} on {runner:?}", case.name);
             assert_close(&what, received, case.f32(field), TOLERANCE);
@@ -113,8 +116,19 @@ fn check(case: &Case<'_>) {
 fn values_reductions_and_gradients_match_keras() {
     let fixture = Fixture::load("losses");
     assert!(fixture.cases().count() > 100);
-    fixture.cases().for_each(|case| check(&case));
-    Fixture::load("ctc").cases().for_each(|case| check(&case));
+    fixture.cases().for_each(|case| check(&case, &RUNNERS));
+    Fixture::load("ctc").cases().for_each(|case| check(&case, &RUNNERS));
+}
+
+#[needs(gxx)]
+#[test]
+fn values_and_gradients_match_keras_on_an_emulated_gpu() {
+    let fixtures = ["losses", "ctc"].map(Fixture::load);
+    for (i, case) in fixtures.iter().flat_map(Fixture::cases).enumerate() {
+        if on_emulated_gpu(i) {
+            check(&case, &[Runner::EmulatedGpu]);
+        }
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod examples;
 mod files;
 mod image_layers;
 mod keras_applications;
+mod keras_coverage;
 mod keras_files;
 mod keras_models;
 mod keras_names;

@@ -1,8 +1,11 @@
 //! Metrics against Python Keras: three batches of different sizes, their sums merged in f64.
 
-use crate::common::{Case, Fixture, RUNNERS, Runner, assert_close, assert_config, run_on};
+use crate::common::{
+    Case, Fixture, RUNNERS, Runner, assert_close, assert_config, on_emulated_gpu, run_on,
+};
 use phalanx::metrics::{self, Metric, MetricExt};
 use phalanx_graph::{DType, Graph, Space, Tensor, Type};
+use phalanx_needs::needs;
 
 fn row_type(tensor: &Tensor) -> Type {
     Type::new(tensor.dtype(), Space::Rows, &tensor.dims()[1..])
@@ -59,6 +62,40 @@ fn three_merged_batches_match_keras() {
     assert!(fixture.cases().count() > 70);
     for runner in RUNNERS {
         fixture.cases().for_each(|case| check(&case, runner));
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn merged_batches_match_keras_on_an_emulated_gpu() {
+    let fixture = Fixture::load("metrics");
+    for (i, case) in fixture.cases().enumerate() {
+        if on_emulated_gpu(i) {
+            check(&case, Runner::EmulatedGpu);
+        }
+    }
+}
+
+/// Means and sums of a program's own values.
+#[test]
+fn running_means_and_sums_match_keras() {
+    let fixture = Fixture::load("running_metrics");
+    assert_eq!(fixture.cases().count(), 4);
+    for case in fixture.cases() {
+        let (mut mean, mut sum) = (metrics::Mean::new(), metrics::Sum::new());
+        let floats = |field: String| -> Option<Vec<f64>> {
+            let values = case.find(&field)?.f32()?;
+            Some(values.iter().map(|value| f64::from(*value)).collect())
+        };
+        let mut results = vec![];
+        for i in 0..3 {
+            let (values, weights) =
+                (floats(format!("values/{i}")).unwrap(), floats(format!("sample_weight/{i}")));
+            mean.update_state(&values, weights.as_deref());
+            sum.update_state(&values, weights.as_deref());
+            results.push(if case.class_name() == "Mean" { mean.result() } else { sum.result() });
+        }
+        assert_close(case.name, &results, case.f32("result"), 1e-5);
     }
 }
 

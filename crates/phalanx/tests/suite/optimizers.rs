@@ -2,11 +2,13 @@
 //! replica and on several.
 
 use crate::common::trainer::Trainer;
-use crate::common::{Case, Fixture, assert_close, assert_config};
+use crate::common::{Case, Fixture, assert_close, assert_config, emulated_gpu, on_emulated_gpu};
 use phalanx::optimizers;
 use phalanx::prelude::*;
 use phalanx::schedules::Schedule;
 use phalanx_graph::update::Clip;
+use phalanx_needs::needs;
+use std::sync::Arc;
 
 fn check(case: &Case<'_>, strategy: MirroredStrategy) {
     let mut trainer = Trainer::new(case, strategy.clone());
@@ -54,6 +56,18 @@ fn seven_updates_match_keras() {
     }
     let fixed = MirroredStrategy::cpus(2).unwrap().deterministic(true);
     Fixture::load("whole_weights").cases().for_each(|case| check(&case, fixed.clone()));
+}
+
+#[needs(gxx)]
+#[test]
+fn seven_updates_match_keras_on_an_emulated_gpu() {
+    let gpu = MirroredStrategy::with_backend(Arc::new(emulated_gpu()), ["gpu:0"]).unwrap();
+    let fixtures = ["optimizers", "whole_weights"].map(Fixture::load);
+    for (i, case) in fixtures.iter().flat_map(Fixture::cases).enumerate() {
+        if on_emulated_gpu(i) {
+            check(&case, gpu.clone());
+        }
+    }
 }
 
 /// Removes the names of schedules, also those of optimizers in a map.

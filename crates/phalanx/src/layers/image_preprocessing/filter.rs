@@ -213,7 +213,7 @@ impl Augmentation for RandomGaussianBlur {
             [(1, self.kernel_size.0[0], drawn[1]), (0, self.kernel_size.0[1], drawn[2])]
         {
             let reach = g.scalar((size / 2) as f64);
-            y = smooth(g, y, axis, [sigma, reach], size / 2)?;
+            y = smooth(g, y, axis, [sigma, reach], size)?;
         }
         let y = g.select(drawn[0], y, x)?;
         Ok(g.clamp(y, self.value_range.0, self.value_range.1)?)

@@ -34,6 +34,7 @@ pub use factor::Factor;
 pub use random_elastic_transform::ElasticFillMode;
 pub use random_erasing::Fill;
 pub use random_flip::FlipMode;
+pub(crate) use resize::AxisSampling;
 pub use resize::Resampling;
 pub(super) use resize::resize;
 

@@ -15,8 +15,7 @@ use crate::error::Result;
 use crate::layer::{Layer, LayerContext, Outputs};
 use crate::registry::keras_class;
 use phalanx_graph::NodeId;
-use phalanx_graph::functions::image::{Extension, map_coordinates, pixel_grid, smooth};
-use phalanx_graph::ops::{Binary, Unary};
+use phalanx_graph::functions::image::{Elastic, Extension, elastic};
 use serde::{Deserialize, Serialize};
 
 /// How an elastic deformation fills points outside of an image.
@@ -178,44 +177,10 @@ impl Augmentation for RandomElasticTransform {
             let sigma = g.reshape(sigma, &[1, 1, 1])?;
             g.mul(noise, sigma)?
         };
-        let smoothed = elastic_noise(g, noise, sigma, height.max(width))?;
-        let distance = g.mul(alpha, smoothed)?;
-        let y = deform(g, x, distance, extension, linear)?;
+        // `6 · sigma` is less than a side.
+        let taps = 2 * height.max(width) + 1;
+        let y = elastic(g, x, Elastic { noise, alpha, sigma, taps }, extension, linear)?;
         let y = g.select(applies, y, x)?;
         Ok(g.clamp(y, self.value_range.0, self.value_range.1)?)
     }
-}
-
-/// Noise `[height, width, 1]`, smoothed with a deviation per sample, `[1, 1]`, as `[height, width]`. The kernel has
-/// `6 · sigma` elements, rounded to an odd number, and at most `longest` on either side.
-fn elastic_noise(
-    g: &mut phalanx_graph::Graph,
-    noise: NodeId,
-    sigma: NodeId,
-    longest: usize,
-) -> phalanx_graph::Result<NodeId> {
-    let [height, width] = [g.ty(noise).dims[0], g.ty(noise).dims[1]];
-    let size = g.scale(sigma, 6.0)?;
-    let size = g.unary(Unary::Floor, size)?;
-    let reach = g.scale(size, 0.5)?;
-    let reach = g.unary(Unary::Floor, reach)?;
-    let tiny = g.scalar(1e-6);
-    let sigma = g.binary(Binary::Max, sigma, tiny)?;
-    let y = smooth(g, noise, 1, [sigma, reach], longest)?;
-    let y = smooth(g, y, 0, [sigma, reach], longest)?;
-    g.reshape(y, &[height, width])
-}
-
-/// The image with every pixel taken `distance`, `[height, width]`, to the right and down.
-fn deform(
-    g: &mut phalanx_graph::Graph,
-    x: NodeId,
-    distance: NodeId,
-    how: Extension,
-    linear: bool,
-) -> phalanx_graph::Result<NodeId> {
-    let [height, width] = [g.ty(x).dims[0], g.ty(x).dims[1]];
-    let [column, row] = pixel_grid(g, height, width)?;
-    let (across, down) = (g.add(distance, column)?, g.add(distance, row)?);
-    map_coordinates(g, x, &[down, across], how, linear)
 }

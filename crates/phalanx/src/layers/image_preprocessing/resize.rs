@@ -52,75 +52,96 @@ impl Resampling {
             Resampling::Lanczos5 => lanczos(5.0),
         }
     }
+}
 
-    /// The weights of `from` pixels for pixel `at` of `to`. With `antialias`, a smaller image is smoothed
-    /// first.
-    fn weights(self, from: usize, to: usize, at: usize, antialias: bool) -> Vec<f64> {
-        if self == Resampling::Nearest {
-            let nearest = (2 * at + 1) * from / (2 * to);
+/// How one axis of an image is resampled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AxisSampling {
+    /// The interpolation.
+    pub resampling: Resampling,
+    /// Whether a smaller image is smoothed first.
+    pub antialias: bool,
+    /// The size of the result.
+    pub size: usize,
+    /// A point at `x`, counted from the border, moves to `x · scale + translation`.
+    pub scale: f64,
+    pub translation: f64,
+}
+
+impl AxisSampling {
+    /// The weights of `from` pixels for pixel `at` of the result. All are zero for a point outside of the image.
+    fn weights(&self, from: usize, at: usize) -> Vec<f64> {
+        if self.resampling == Resampling::Nearest {
+            let nearest = (2 * at + 1) * from / (2 * self.size);
             return (0..from).map(|k| f64::from(u8::from(k == nearest))).collect();
         }
-        let step = from as f64 / to as f64;
-        let width = if antialias { step.max(1.0) } else { 1.0 };
-        let center = (at as f64 + 0.5) * step - 0.5;
-        let raw: Vec<f64> =
-            (0..from).map(|k| self.kernel((center - k as f64).abs() / width)).collect();
+        let step = 1.0 / self.scale;
+        let width = if self.antialias { step.max(1.0) } else { 1.0 };
+        let center = (at as f64 + 0.5 - self.translation) * step - 0.5;
+        let kernel = |k: usize| self.resampling.kernel((center - k as f64).abs() / width);
+        let raw: Vec<f64> = (0..from).map(kernel).collect();
         // Near the border, part of the kernel lies outside.
         let total: f64 = raw.iter().sum();
+        let inside = (-0.5 - EDGE..=from as f64 - 0.5 + EDGE).contains(&center);
+        if !inside || total.abs() <= 1000.0 * f64::from(f32::EPSILON) {
+            return vec![0.0; from];
+        }
         raw.into_iter().map(|w| w / total).collect()
+    }
+
+    /// The image with an axis resampled: a product with a matrix of weights.
+    pub fn along(
+        &self,
+        cx: &mut LayerContext<'_>,
+        x: NodeId,
+        axis: usize,
+        argument: &'static str,
+    ) -> Result<NodeId> {
+        let (from, to) = (cx.dims(x)[axis], self.size);
+        if from.checked_mul(to).is_none_or(|n| n > MAX_WEIGHTS) {
+            let expected = format!("at most {MAX_WEIGHTS} when multiplied with the input's {from}");
+            return Err(cx.argument(argument, &expected, to));
+        }
+        let mut weights = vec![0.0; from * to];
+        for at in 0..to {
+            let column = self.weights(from, at);
+            column.iter().enumerate().for_each(|(k, w)| weights[k * to + at] = *w as f32);
+        }
+        let weights = cx.constant(argument, &[from, to], weights);
+        let rank = cx.dims(x).len();
+        let mut perm: Vec<usize> = (0..rank).collect();
+        perm.swap(axis, rank - 1);
+        let g = cx.graph();
+        let x = g.push(Op::Transpose { perm: perm.clone() }, &[x])?;
+        let y = g.push(Op::Dot(Epilogue::default()), &[x, weights])?;
+        Ok(g.push(Op::Transpose { perm }, &[y])?)
     }
 }
 
 /// The maximum number of weights of a matrix: 8192 by 8192 pixels.
 const MAX_WEIGHTS: usize = 1 << 26;
 
-/// `x[.., from] · weights[from, to]`
-fn along_last(
-    cx: &mut LayerContext<'_>,
-    x: NodeId,
-    argument: &'static str,
-    to: usize,
-    how: (Resampling, bool),
-) -> Result<NodeId> {
-    let from = cx.graph().ty(x).last();
-    if from.checked_mul(to).is_none_or(|n| n > MAX_WEIGHTS) {
-        let expected = format!("at most {MAX_WEIGHTS} when multiplied with the input's {from}");
-        return Err(cx.argument(argument, &expected, to));
-    }
-    let mut weights = vec![0.0; from * to];
-    for at in 0..to {
-        let column = how.0.weights(from, to, at, how.1);
-        column.iter().enumerate().for_each(|(k, w)| weights[k * to + at] = *w as f32);
-    }
-    let weights = cx.constant(argument, &[from, to], weights);
-    Ok(cx.graph().push(Op::Dot(Epilogue::default()), &[x, weights])?)
-}
+/// A point this far outside of an image counts as its border: positions are rounded.
+const EDGE: f64 = 1e-6;
 
 /// Resizes an image.
 pub(in crate::layers) fn resize(
     cx: &mut LayerContext<'_>,
     x: NodeId,
-    [height, width]: [usize; 2],
+    size: [usize; 2],
     resampling: Resampling,
     antialias: bool,
 ) -> Result<NodeId> {
-    let (dims, how) = (cx.dims(x), (resampling, antialias));
     let mut y = x;
-    if dims[1] != width {
-        y = transpose(cx, y, [0, 2, 1])?;
-        y = along_last(cx, y, "width", width, how)?;
-        y = transpose(cx, y, [0, 2, 1])?;
-    }
-    if dims[0] != height {
-        y = transpose(cx, y, [1, 2, 0])?;
-        y = along_last(cx, y, "height", height, how)?;
-        y = transpose(cx, y, [2, 0, 1])?;
+    for (axis, argument) in [(1, "width"), (0, "height")] {
+        let (from, size) = (cx.dims(y)[axis], size[axis]);
+        if from != size {
+            let scale = size as f64 / from as f64;
+            let how = AxisSampling { resampling, antialias, size, scale, translation: 0.0 };
+            y = how.along(cx, y, axis, argument)?;
+        }
     }
     Ok(y)
-}
-
-fn transpose(cx: &mut LayerContext<'_>, x: NodeId, perm: [usize; 3]) -> Result<NodeId> {
-    Ok(cx.graph().push(Op::Transpose { perm: perm.to_vec() }, &[x])?)
 }
 
 /// A length scaled by the ratio `to / of`, truncated to whole pixels.
@@ -144,8 +165,11 @@ mod tests {
         use Resampling::*;
         for how in [Nearest, Bilinear, Bicubic, Lanczos3, Lanczos5] {
             for (from, to) in [(1, 5), (5, 1), (7, 3), (3, 7), (64, 63)] {
+                let scale = to as f64 / from as f64;
                 for (at, antialias) in (0..to).flat_map(|at| [(at, false), (at, true)]) {
-                    let sum: f64 = how.weights(from, to, at, antialias).iter().sum();
+                    let (resampling, translation) = (how, 0.0);
+                    let axis = AxisSampling { resampling, antialias, size: to, scale, translation };
+                    let sum: f64 = axis.weights(from, at).iter().sum();
                     assert!((sum - 1.0).abs() < 1e-12, "{how:?} {from} {to}: {sum}");
                 }
             }
