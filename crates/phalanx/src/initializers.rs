@@ -435,7 +435,7 @@ mod tests {
     fn a_foreign_module_or_class_is_refused() {
         let read = |v| serde_json::from_value::<Initializer>(v).unwrap_err().to_string();
         let text = read(serde_json::json!({ "module": "mine", "class_name": "Zeros" }));
-        assert_eq!(text, "expected a module of keras, received 'mine'");
+        assert!(text.contains("received 'Zeros' of the module 'mine'"), "{text}");
         let text = read(serde_json::json!({ "module": "keras", "class_name": "Nought" }));
         assert!(text.starts_with("unknown variant `Nought`, expected one of `Zeros`"), "{text}");
     }
