@@ -5,6 +5,7 @@
 //! shares the weights.
 
 mod arguments;
+mod call;
 mod host;
 mod lowering;
 mod states;

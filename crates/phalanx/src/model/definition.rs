@@ -373,19 +373,12 @@ impl Definition {
 
     /// Returns the mixed precision of the layers, if any layer has it.
     pub(crate) fn dtype_policy(&self) -> Policy {
-        self.mixed_policies().into_iter().next().map_or(Policy::Float32, |(_, policy)| policy)
-    }
-
-    /// The layers with mixed precision.
-    fn mixed_policies(&self) -> Vec<(String, Policy)> {
-        let layers = self.layers().into_iter();
-        let policies = layers.filter_map(|(name, layer)| Some((name, layer.dtype_policy()?)));
-        policies.filter(|(_, policy)| *policy != Policy::Float32).collect()
+        mixed_policies(self).into_iter().next().map_or(Policy::Float32, |(_, policy)| policy)
     }
 
     /// Checks that all layers with mixed precision have the same one.
     pub(crate) fn check_policies(&self) -> Result<()> {
-        let all = self.mixed_policies();
+        let all = mixed_policies(self);
         let Some((_, first)) = all.first() else { return Ok(()) };
         match all.iter().find(|(_, policy)| policy != first) {
             Some((name, other)) => {
@@ -417,6 +410,13 @@ impl Definition {
         }
         out
     }
+}
+
+/// The layers with mixed precision.
+fn mixed_policies(def: &Definition) -> Vec<(String, Policy)> {
+    let layers = def.layers().into_iter();
+    let policies = layers.filter_map(|(name, layer)| Some((name, layer.dtype_policy()?)));
+    policies.filter(|(_, policy)| *policy != Policy::Float32).collect()
 }
 
 /// Returns the given name, or `input_{i}`.

@@ -143,7 +143,7 @@ impl Coverage {
             }
         }
         for (callback, file, _) in CALLBACKS {
-            covered.add("callbacks", callback, file);
+            covered.add("callbacks", callback, &format!("crates/phalanx/{file}"));
         }
         covered
     }
