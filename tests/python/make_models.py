@@ -32,6 +32,13 @@ def main():
     model = small_cnn((8, 8, 3), L.Dense(1, activation="sigmoid"))
     model.compile("rmsprop", "binary_crossentropy", metrics=["accuracy"])
     save(model, "binary")
+    # A dict of outputs, whose keys are the names of other layers.
+    inputs = keras.Input((3,))
+    first = L.Dense(1, name="u", kernel_initializer="ones")(inputs)
+    second = L.Dense(1, name="v", kernel_initializer=keras.initializers.Constant(2))(inputs)
+    model = keras.Model(inputs, {"u": second, "v": first}, name="swapped")
+    model.compile("sgd", loss={"u": "mse", "v": "mae"}, loss_weights={"u": 10.0, "v": 1.0})
+    save(model, "dict")
     # Mixed precision with 32-bit outputs, as Keras' guide advises.
     keras.config.set_dtype_policy("mixed_float16")
     rnn = L.Bidirectional(L.GRU(4))

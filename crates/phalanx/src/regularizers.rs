@@ -60,7 +60,7 @@ pub enum Regularizer {
         #[serde(default)]
         mode: OrthogonalMode,
     },
-    /// A custom class, for weights only
+    /// A custom class, for weights only.
     #[serde(skip)]
     Custom(CustomValue<dyn CustomRegularizer>),
 }
@@ -74,6 +74,17 @@ pub enum OrthogonalMode {
     Rows,
     /// Its columns.
     Columns,
+}
+
+impl OrthogonalMode {
+    /// The number of vectors that are compared; 0 if the weight is not a matrix.
+    fn vectors(self, dims: &[usize]) -> usize {
+        match (dims, self) {
+            ([rows, _], OrthogonalMode::Rows) => *rows,
+            ([_, columns], OrthogonalMode::Columns) => *columns,
+            _ => 0,
+        }
+    }
 }
 
 impl Regularizer {
@@ -107,30 +118,31 @@ impl Regularizer {
         }
     }
 
-    /// Appends the part of a weight's penalty that [`coefficients`](Self::coefficients) do not describe, if any.
+    /// Checks the dimensions of a weight.
     ///
     /// # Errors
     /// What was expected and what was received.
-    pub(crate) fn other_penalty(
-        &self,
-        g: &mut Graph,
-        weight: NodeId,
-    ) -> Result<Option<NodeId>, (String, String)> {
-        let Regularizer::OrthogonalRegularizer { factor, mode } = *self else { return Ok(None) };
-        let dims = g.ty(weight).dims.clone();
-        let size = match (&dims[..], mode) {
-            ([rows, _], OrthogonalMode::Rows) => *rows,
-            ([_, columns], OrthogonalMode::Columns) => *columns,
-            _ => 0,
-        };
-        if size < 2 {
-            let expected = "a matrix with several vectors, for an orthogonal regularizer";
-            return Err((expected.into(), format!("{dims:?}")));
+    pub(crate) fn check_weight(&self, dims: &[usize]) -> Result<(), (String, String)> {
+        let Regularizer::OrthogonalRegularizer { mode, .. } = self else { return Ok(()) };
+        if mode.vectors(dims) > 1 {
+            return Ok(());
         }
-        let penalty = cosines(g, weight, mode, size);
-        let pairs = size as f64 * (size as f64 - 1.0);
-        let penalty = penalty.and_then(|sum| Ok(g.scale(sum, factor / pairs)?));
-        penalty.map(Some).map_err(|e| ("a weight of numbers".into(), e.to_string()))
+        let expected = "a matrix with several vectors, for an orthogonal regularizer";
+        Err((expected.into(), format!("{dims:?}")))
+    }
+
+    /// Appends the part of a weight's penalty that [`coefficients`](Self::coefficients) do not describe, if any.
+    pub(crate) fn other_penalty(&self, g: &mut Graph, weight: NodeId) -> Result<Option<NodeId>> {
+        match self {
+            Regularizer::Custom(custom) => custom.checked_penalty(g, weight).map(Some),
+            Regularizer::OrthogonalRegularizer { factor, mode } => {
+                let size = mode.vectors(&g.ty(weight).dims);
+                let sum = cosines(g, weight, *mode, size)?;
+                let pairs = size as f64 * (size as f64 - 1.0);
+                Ok(Some(g.scale(sum, factor / pairs)?))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Appends the penalty of a value over these axes, which disappear; `None` if it is zero.

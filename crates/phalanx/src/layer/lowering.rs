@@ -125,6 +125,10 @@ impl Lowering {
         index: usize,
         spec: WeightSpec,
     ) -> Result<NodeId, (String, String, String)> {
+        if let Some(regularizer) = &spec.regularizer {
+            let checked = regularizer.check_weight(&spec.dims);
+            checked.map_err(|(expected, received)| (spec.name.clone(), expected, received))?;
+        }
         let mut weights = layer.weights();
         match weights.get_mut(index) {
             None => weights.push(Weight { spec: spec.clone(), values: None }),
@@ -144,12 +148,6 @@ impl Lowering {
                 let param = self.graph.add_param(&full_name, &spec.dims, trainable);
                 let (layer, layer_name) = (layer.clone(), name.into());
                 self.weights.push(ModelWeight { layer, layer_name, index, param });
-                if let Some(regularizer) = spec.regularizer.filter(|_| trainable) {
-                    let value = self.value(param);
-                    let penalty = regularizer.other_penalty(&mut self.graph, value);
-                    let penalty = penalty.map_err(|(expected, got)| (spec.name, expected, got))?;
-                    self.losses.extend(penalty);
-                }
                 param
             }
         };

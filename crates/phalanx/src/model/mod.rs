@@ -350,8 +350,11 @@ impl Model {
         (0..self.def.inputs.len()).map(|i| self.def.input_name(i)).collect()
     }
 
-    /// Returns the names of the outputs, which are the names of the layers that produce them.
+    /// Returns the names of the outputs: the keys of a dict of outputs, else the names of the layers that produce them.
     pub fn output_names(&self) -> Vec<String> {
+        if let IoStructure::Dict(keys) = &self.def.output_structure {
+            return keys.clone();
+        }
         let mut taken = HashSet::new();
         let names = self.def.outputs.iter().map(|s| {
             let model_call = self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == s.id());

@@ -75,7 +75,7 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     }
     let weights = l.low.weights.clone();
     let mut node = penalty_of(&mut l.low, &weights)?;
-    let mut terms = custom_penalties(&mut l.low, &weights)?;
+    let mut terms = other_penalties(&mut l.low, &weights)?;
     terms.append(&mut l.low.losses);
     let g = &mut l.low.graph;
     for term in terms {
@@ -222,15 +222,15 @@ pub(crate) fn penalty_of(low: &mut Lowering, weights: &[ModelWeight]) -> Result<
     Ok(total)
 }
 
-/// Appends the penalties of custom regularizers, which are differentiated like other terms of the loss.
-pub(crate) fn custom_penalties(low: &mut Lowering, weights: &[ModelWeight]) -> Result<Vec<NodeId>> {
+/// Appends the penalties that no coefficients describe. They are differentiated like other terms of the loss.
+pub(crate) fn other_penalties(low: &mut Lowering, weights: &[ModelWeight]) -> Result<Vec<NodeId>> {
     let mut terms = vec![];
     for weight in weights {
         let trained = low.graph.params()[weight.param.index()].trainable;
         let regularizer = weight.layer.weights()[weight.index].spec.regularizer.clone();
-        if let Some(Regularizer::Custom(custom)) = regularizer.filter(|_| trained) {
+        if let Some(regularizer) = regularizer.filter(|_| trained) {
             let value = low.value(weight.param);
-            terms.push(custom.checked_penalty(&mut low.graph, value)?);
+            terms.extend(regularizer.other_penalty(&mut low.graph, value)?);
         }
     }
     Ok(terms)

@@ -8,10 +8,12 @@ use crate::layers::noise::box_muller;
 use crate::losses::{Loss, Reduction};
 use crate::metrics::Metric;
 use crate::model::steps::{self, reduced_fetch};
+use crate::model::update_graph::WeightState;
 use crate::model::{Definition, StepKind};
 use crate::optimizers::Optimizer;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::program::Policy;
+use phalanx_graph::update::SlotInit;
 use phalanx_graph::{DType, Fetch, Graph, NodeId, Op, ParamId, Type, autodiff};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -306,7 +308,7 @@ impl<'a> StepContext<'a> {
         let coefficient = g.mul(self.values.sample_weight, self.values.share)?;
         let mut seeds = vec![(sample, coefficient)];
         let mut penalty = steps::penalty_of(&mut self.low, &weights)?;
-        let mut terms = steps::custom_penalties(&mut self.low, &weights)?;
+        let mut terms = steps::other_penalties(&mut self.low, &weights)?;
         let added = std::mem::take(&mut self.added).into_iter();
         let added = added.filter(|(model, _)| models.contains(&model.as_str()));
         terms.extend(added.map(|(_, term)| term));
@@ -397,6 +399,17 @@ impl<'a> StepContext<'a> {
         let phase = &self.recorded.phases[at];
         let low = &mut self.low;
         let weights = update::declare_state(low, self.step, optimizer, state, &phase.weights)?;
+        // The first update of an optimizer starts these slots, and it is the first of its earlier weights only.
+        let started = self.recorded.updates.iter().filter(|update| update.optimizer == index);
+        let started: Vec<_> = started.flat_map(|u| u.weights.iter().map(|w| w.param)).collect();
+        let from_weight = |w: &WeightState| w.slots.iter().any(|(_, s)| s.init == SlotInit::Weight);
+        let late = |w: &&WeightState| from_weight(w) && !started.contains(&w.param);
+        if turn > 0 && weights.iter().any(|w| late(&w)) {
+            let expected =
+                "the same models in every call of minimize: its state starts from their weights";
+            let owner = format!("optimizer '{}'", state.name);
+            return Err(Error::argument(owner, "models", expected, "other ones"));
+        }
         let scaling = update::declare_scale(low, optimizer, state)?;
         let scaled = scaling.is_some();
         let mut update = Update { optimizer: index, turn, weights, scaled, finite: None };

@@ -52,9 +52,8 @@
 //!
 //! Each replica has its own rows of the batch. A loss is the mean over the samples of the global batch, whichever replica
 //! has them, also if they do not divide evenly; gradients are those of one device. Random numbers belong to a sample, not to
-//! a replica. A value has one entry per sample, and nothing combines the entries of two samples except sums over the batch.
-//! A loss of pairs therefore takes both samples of a pair as inputs of one row; a loss that compares every sample of a batch
-//! with every other cannot be written.
+//! a replica. A value has one entry per sample. A loss of pairs takes both samples of a pair as inputs of one row; a loss that
+//! compares every sample of a batch with every other takes the values of all samples from [`crate::custom::all_rows`].
 //!
 //! # What a step reports
 //!

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 const HEAD: &str = "# What of Keras there is
 
-Every name that Keras exports, and whether Phalanx has it: in Rust, in `.keras` files or both. A class of a file that says
+Every name of these families of Keras, and whether Phalanx has it: in Rust, in `.keras` files or both. A class of a file that says
 \"no\" here is refused with an error that names it. The page is made of Keras' own list of names
 (`tests/python/names.py`) and of the registries of Phalanx; a test keeps it true. The last column names the fixture in
 `tests/fixtures` with cases of the name, or the file with the test of a callback.
@@ -58,6 +58,9 @@ const REASONS: &[(&str, &str)] = &[
         "callbacks.OrbaxCheckpoint",
         "a format of JAX; `BackupAndRestore` and `ModelCheckpoint` save runs and models",
     ),
+    ("layers.RandomCrop", "yes; outside of training the middle of the image, as documented"),
+    ("layers.RandomFlip", "yes; flips each way independently, as documented"),
+    ("layers.RandomContrast", "yes; from 1 - factor to 1 + factor, as documented"),
     ("metrics.Mean", "yes, for loops of one's own"),
     ("metrics.Sum", "yes, for loops of one's own"),
     ("optimizers.OptimizerMap", "yes, inside `MultiOptimizer`"),
@@ -133,10 +136,10 @@ pub fn answer(family: &str, name: &str) -> String {
     let known = known();
     let full = format!("{family}.{name}");
     let by_name = format!("{family}.{}", plain(name));
-    if known.contains(&full) || known.contains(&by_name) {
+    let given = REASONS.iter().find(|(known, _)| *known == full).map(|(_, reason)| *reason);
+    if given.is_none() && (known.contains(&full) || known.contains(&by_name)) {
         return "yes".into();
     }
-    let given = REASONS.iter().find(|(known, _)| *known == full).map(|(_, reason)| *reason);
     match given.or_else(|| refusal(&full)) {
         Some(yes) if yes.starts_with("yes") => yes.to_string(),
         Some(reason) => format!("no: {reason}"),

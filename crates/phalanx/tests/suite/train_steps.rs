@@ -312,11 +312,11 @@ fn optimizers_have_their_own_rates() {
     assert!(error.contains("optimizer 'd': learning_rate: expected a finite rate"), "{error}");
 }
 
-fn net() -> Model {
+pub(crate) fn net() -> Model {
     Sequential::new().add(Input::new([5])).add(Dense::new(2)).build().unwrap()
 }
 
-fn refused(
+pub(crate) fn refused(
     step: TrainStep,
     body: impl Fn(&mut StepContext<'_>) -> Result<()> + Send + Sync + 'static,
 ) -> String {

@@ -2,7 +2,8 @@
 
 use crate::common::{Case, Fixture, difference_to_scale, emulated_gpu};
 use crate::train_steps::{
-    cpus, discriminator, discriminator_loss, generator, generator_loss, samples, small_gan,
+    cpus, discriminator, discriminator_loss, generator, generator_loss, net, refused, samples,
+    small_gan,
 };
 use phalanx::callbacks::{BackupAndRestore, LambdaCallback};
 use phalanx::custom::{Config, Layer, LayerContext, NodeId, Outputs, Unary, to_config};
@@ -402,4 +403,23 @@ fn half_precision_trains_several_optimizers() {
     let (half, whole) = (half.last("g_loss").unwrap(), whole.last("g_loss").unwrap());
     assert!((half - whole).abs() < 1e-2 * whole, "{half} {whole}");
     train(Policy::MixedBfloat16);
+}
+
+/// Its averages start from the weights at its first update, which is not that of the second model.
+#[test]
+fn schedule_free_adamw_does_not_take_a_second_model_later() {
+    let step = TrainStep::new("two").input("x", Input::new([5]));
+    let step = step.model("a", &net()).model("b", &net());
+    let error = refused(step.optimizer("free", ScheduleFreeAdamW::new(0.1)), |cx| {
+        let x = cx.input("x")?;
+        for model in ["a", "b"] {
+            let y = cx.call(model, &[x])?;
+            let squares = cx.graph().mul(y, y)?;
+            let values = cx.graph().sum_axes(squares, &[0])?;
+            let values = cx.graph().reshape(values, &[])?;
+            cx.minimize(model, values, &[model], "free")?;
+        }
+        Ok(())
+    });
+    assert!(error.contains("optimizer 'free': models: expected the same models"), "{error}");
 }

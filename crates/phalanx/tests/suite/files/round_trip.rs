@@ -229,6 +229,24 @@ fn dtype_policies_of_layers_are_kept() {
     assert_eq!(model.dtype_policy().unwrap(), Policy::Float32);
 }
 
+/// The keys are the names of other layers; tests/python/make_models.py writes the file.
+#[test]
+fn losses_of_a_dict_of_outputs_belong_to_its_keys() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/described_dict.keras");
+    let dir = TempDir::new();
+    load_model(path).unwrap().save(dir.at("back.keras")).unwrap();
+    for path in [std::path::Path::new(path), &dir.at("back.keras")] {
+        let mut model = load_model(path).unwrap();
+        assert_eq!(model.output_names(), ["u", "v"]);
+        let x = Tensor::new([1, 3], vec![1.0, 0.0, 0.0]).unwrap();
+        let zero = || Tensor::new([1, 1], vec![0.0]).unwrap();
+        let data = Arrays::new(x, vec![zero(), zero()]).unwrap();
+        // The output `u` is 2 and counts ten times with its square, the output `v` is 1.
+        let logs = model.evaluate_with(data, Inference::new().verbose(0)).unwrap();
+        assert_eq!(logs.get("loss"), Some(41.0), "{logs:?}");
+    }
+}
+
 #[test]
 fn layers_cannot_mix_two_kinds_of_mixed_precision() {
     let layer = |units, policy| LayerHandle::from(Dense::new(units)).with_dtype_policy(policy);
