@@ -392,6 +392,8 @@ impl<'a> StepContext<'a> {
         let Some(at) = self.open.take() else { return Ok(()) };
         let index = self.recorded.phases[at].optimizer;
         let earlier = self.recorded.updates.iter().filter(|update| update.optimizer == index);
+        let started: Vec<ParamId> =
+            earlier.clone().flat_map(|update| &update.weights).map(|w| w.param).collect();
         let (turn, finite) =
             (earlier.clone().count() as u64, earlier.filter_map(|update| update.finite).collect());
         let optimizer = self.step.optimizer(index, self.main);
@@ -399,12 +401,12 @@ impl<'a> StepContext<'a> {
         let phase = &self.recorded.phases[at];
         let low = &mut self.low;
         let weights = update::declare_state(low, self.step, optimizer, state, &phase.weights)?;
-        // The first update of an optimizer starts these slots, and it is the first of its earlier weights only.
-        let started = self.recorded.updates.iter().filter(|update| update.optimizer == index);
-        let started: Vec<_> = started.flat_map(|u| u.weights.iter().map(|w| w.param)).collect();
-        let from_weight = |w: &WeightState| w.slots.iter().any(|(_, s)| s.init == SlotInit::Weight);
-        let late = |w: &&WeightState| from_weight(w) && !started.contains(&w.param);
-        if turn > 0 && weights.iter().any(|w| late(&w)) {
+        // The first update of an optimizer starts slots from the weights that it updates, and no others.
+        let late = |w: &WeightState| {
+            !started.contains(&w.param)
+                && w.slots.iter().any(|(_, slot)| slot.init == SlotInit::Weight)
+        };
+        if turn > 0 && weights.iter().any(late) {
             let expected =
                 "the same models in every call of minimize: its state starts from their weights";
             let owner = format!("optimizer '{}'", state.name);
