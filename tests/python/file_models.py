@@ -316,6 +316,7 @@ def losses_of_every_kind():
     m = [metrics.MeanAbsoluteError(), metrics.RootMeanSquaredError(name="root"), metrics.R2Score(), "mape"]
     m += [metrics.PearsonCorrelation(), metrics.CosineSimilarity(), metrics.LogCoshError()]
     yield "metrics_weighted", compiled(real, "adam", "mse", metrics=["mae"], weighted_metrics=m), {}
+    yield "metrics_same_names", compiled(real, "adam", "mse", metrics=["mae", "mse"], weighted_metrics=["mae", "mae"]), {}
 
 
 # Random graphs.

@@ -33,5 +33,6 @@ for share in $shares; do
     pids+=($!)
 done
 for pid in "${pids[@]}"; do wait "$pid"; done
+timeout 300 "$python" tests/python/check_model_parallel.py "$directory/model_parallel"
 # More random models: check_command.py --random 200 --seed 1000.
 timeout 600 "$python" tests/python/check_command.py "$directory/command"

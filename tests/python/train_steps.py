@@ -1,4 +1,4 @@
-"""train_steps.safetensors: training steps with several models and optimizers, as a `train_step` of a Keras model does them.
+"""train_steps*.safetensors: training steps with several models and optimizers, as a `train_step` of a Keras model does them.
 
 Each case has the losses of every step and all weights after the last one. Random inputs are given as data, so that
 Phalanx can take the same."""
@@ -227,7 +227,139 @@ def wgan(name, optimizer):
     return {"name": name, "steps": STEPS, "optimizers": described}, tensors
 
 
+# Padded sequences of tokens: the mask of the encoder's output counts in its loss, and reaches the second model. The tracers of
+# JAX's derivatives lose masks, so these models take them as inputs; `check` compares them with models that make masks.
+def masked(name, optimizers):
+    keras.utils.set_random_seed(6)
+    rng = rng_for(name)
+    tokens, mask, sequence = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="bool"), keras.Input((5, 3))
+    embedding, memory = L.Embedding(9, 4, mask_zero=True), L.LSTM(3, return_sequences=True)
+    reader, top = L.GRU(4), L.Dense(2)
+    e = keras.Model([tokens, mask], memory(L.Identity()(embedding(tokens)), mask=mask))
+    h = keras.Model([sequence, mask], top(reader(sequence, mask=mask)))
+    check = keras.Model(tokens, top(reader(memory(embedding(tokens)))))
+    for variable in check.variables:
+        variable.assign(normal(rng, *variable.shape) * 0.6)
+    both = e.trainable_variables + h.trainable_variables
+    optimizers[0].build(e.trainable_variables)
+    optimizers[1].build(both)
+    mae = keras.metrics.MeanAbsoluteError()
+    tensors = {f"start/{i}": np.asarray(v) for i, v in enumerate(e.weights + h.weights)}
+
+    def call(model, trainable, x, mask):
+        return model.stateless_call(trainable, [v.value for v in model.non_trainable_variables], [x, mask], training=True)[0]
+
+    # What a loss does with the mask of its predictions.
+    def mse(target, value, mask=None):
+        each = keras.losses.mean_squared_error(target, value)
+        return keras.src.losses.loss.reduce_weighted_values(each, mask=mask, reduction="sum_over_batch_size")
+
+    def of_encoder(trainable, ids, mask, target, y):
+        return mse(target, call(e, trainable, ids, mask), mask)
+
+    def of_both(trainable, ids, mask, target, y):
+        coded = call(e, trainable[: len(e.trainable_variables)], ids, mask)
+        out = call(h, trainable[len(e.trainable_variables) :], coded, mask)
+        return mse(y, out) + mse(target, coded, mask)
+
+    losses, metrics = [], []
+    for step in range(STEPS):
+        ids = rng.integers(1, 9, (ROWS, 5)).astype("int32")
+        # One row is full, and the last one has a single token.
+        for row, length in enumerate([5, 3, 2, 4, 2, 1]):
+            ids[row, length:] = 0
+        target, y = normal(rng, ROWS, 5, 3), normal(rng, ROWS, 2)
+        tensors |= {f"tokens/{step}": ids, f"target/{step}": target, f"y/{step}": y}
+        batch = ids, ids != 0, target, y
+        assert np.allclose(check(ids), h([np.asarray(e([ids, ids != 0])), ids != 0]), atol=1e-6)
+        coded = memory(embedding(ids))
+        assert np.isclose(keras.losses.MeanSquaredError()(target, coded), of_encoder(e.trainable_variables, *batch))
+        mae.reset_state()
+        mae.update_state(target, coded)
+        metrics.append(float(mae.result()))
+        of_step = []
+        for loss_of, optimizer, variables in ((of_encoder, optimizers[0], e.trainable_variables), (of_both, optimizers[1], both)):
+            loss, gradient = jax.value_and_grad(loss_of)([v.value for v in variables], *batch)
+            optimizer.apply(gradient)
+            of_step.append(float(loss))
+        losses.append(of_step)
+    tensors["losses"], tensors["metrics"] = np.array(losses, np.float32), np.array(metrics, np.float32)
+    tensors |= {f"after/{i}": np.asarray(v) for i, v in enumerate(e.weights + h.weights)}
+    described = [keras.optimizers.serialize(o) for o in optimizers]
+    described = [{"class_name": o["class_name"], "config": o["config"]} for o in described]
+    return {"name": name, "steps": STEPS, "optimizers": described}, tensors
+
+
+# A student that learns from a teacher, and is evaluated on labels.
+class Distiller(keras.Model):
+    def __init__(self, student, taught):
+        super().__init__()
+        self.student, self.taught = student, taught
+        self.loss_mean = keras.metrics.Mean(name="loss")
+        self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+        self.apart = keras.metrics.Mean(name="apart")
+
+    @property
+    def metrics(self):
+        return [self.loss_mean, self.accuracy, self.apart]
+
+    def call(self, x, training=False):
+        return self.student(x, training=training)
+
+    def train_step(self, state, data):
+        trainable, other, optimizer, metrics = state
+        x = data[0]
+
+        def loss_of(trainable, other):
+            y, other = self.stateless_call(trainable, other, x, training=True)
+            loss = ops.mean((self.taught(x) - y) ** 2)
+            return loss, other
+
+        (loss, other), gradient = jax.value_and_grad(loss_of, has_aux=True)(trainable, other)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradient, trainable)
+        return {"loss": loss}, (trainable, other, optimizer, metrics)
+
+    def test_step(self, state, data):
+        trainable, other, metrics = state
+        x, labels = data
+        y, other = self.stateless_call(trainable, other, x, training=False)
+        each = keras.losses.sparse_categorical_crossentropy(labels, y, from_logits=True)
+        apart = ops.mean(ops.abs(self.taught(x) - y), axis=-1)
+        updates = ((self.loss_mean, (each,)), (self.accuracy, (labels, y)), (self.apart, (apart,)))
+        new, logs = [], {}
+        for metric, arguments in updates:
+            count = len(metric.variables)
+            own = metric.stateless_update_state(metrics[len(new) : len(new) + count], *arguments)
+            new += own
+            logs[metric.name] = metric.stateless_result(own)
+        return logs, (trainable, other, new)
+
+
+def distiller(name):
+    keras.utils.set_random_seed(7)
+    rng = rng_for(name)
+    student = keras.Sequential([keras.Input((4,)), L.Dense(5, activation="tanh"), L.Dropout(0.5), L.Dense(3)], name="student")
+    teacher = keras.Sequential([keras.Input((4,)), L.Dense(6, activation="relu"), L.Dense(3)], name="teacher")
+    # `evaluate` takes the values of all variables that the model has out of them, so the teacher is a function of its own.
+    model = Distiller(student, lambda x: teacher.stateless_call([v.value for v in teacher.variables], [], x)[0])
+    for variable in student.trainable_variables + teacher.weights:
+        variable.assign(normal(rng, *variable.shape) * 0.7)
+    model.compile(K.SGD(0.1))
+    x, labels = normal(rng, 10, 4), rng.integers(0, 3, 10).astype("int32")
+    model.build((None, 4))
+    logs = model.evaluate(x, labels, batch_size=4, verbose=0, return_dict=True)
+    tensors = {f"start/{i}": np.asarray(v) for i, v in enumerate(student.trainable_variables + teacher.weights)}
+    tensors |= {"x": x, "labels": labels, "result": np.array([float(v) for v in logs.values()], np.float32)}
+    return {"name": name, "names": list(logs)}, tensors
+
+
 def make():
+    fixture = Fixture("train_steps_masks")
+    fixture.add(*masked("masked", [K.Adam(0.03), K.SGD(0.2, momentum=0.9)]))
+    fixture.save()
+    fixture = Fixture("train_steps_test")
+    fixture.add(*distiller("distiller"))
+    fixture.save()
     fixture = Fixture("train_steps")
     decay = K.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.5)
     fixture.add(*gan("gan", (K.Adam(0.02, beta_1=0.5), K.Adam(0.01, beta_1=0.5)), 1))

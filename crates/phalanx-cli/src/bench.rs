@@ -90,8 +90,8 @@ impl Job {
         if strategy.num_workers() > 1 && args.steps.is_none() {
             bail!("--steps: expected a number of steps, the same on all workers");
         }
-        let batch =
-            args.batch.global(spec.default_batch_size(), strategy.num_replicas_in_sync())?;
+        let replicas = strategy.num_replicas_in_sync();
+        let batch = spec.batch_size(args.batch, spec.default_batch_size(), replicas)?;
         let devices = PlannedDevices::new(strategy.local().devices())?;
         let backend = strategy.local().backend().clone();
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
@@ -202,7 +202,7 @@ fn measure(args: &Bench, context: &RunContext) -> Result<Report> {
         batch: job.batch,
         steps,
         times: Times { step: windows[1], fastest: all[all.len() / 10], setup },
-        planned: job.model.own_memory_plan(job.kind, job.batch)?.total() * job.devices.sharing,
+        planned: job.model.own_memory_plan(job.kind, job.batch)?.total(job.devices.sharing),
         precision: stored_precision(job.model.dtype_policy()?, &*job.backend),
         backend: job.backend,
         profile,

@@ -15,9 +15,8 @@ use toml::Value;
 /// Maximum size of a config file.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// Parses the command line and its config file, if any. Exits the process if clap rejects the command line.
-pub fn parse() -> Result<Args> {
-    let line: Vec<OsString> = std::env::args_os().collect();
+/// Parses a command line and its config file, if any. Exits the process if clap rejects the command line.
+pub fn parse(line: Vec<OsString>) -> Result<Args> {
     let matches = parse_line(&line).unwrap_or_else(|e| exit_with(&e));
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| exit_with(&error));
     let Some((name, given)) = matches.subcommand() else { return Ok(args) };
@@ -63,10 +62,11 @@ fn exit_with(error: &clap::Error) -> ! {
 /// The keys of the file as arguments, without those that the command line sets or conflicts with.
 fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<String>> {
     let file = shown(path.display());
-    let table: toml::Table = read(path)?.parse().map_err(|error: toml::de::Error| {
-        let line = error.span().map(|_| error.message().to_string());
-        anyhow::anyhow!("{file}: expected TOML: {}", line.unwrap_or_else(|| error.to_string()))
-    })?;
+    let table: toml::Table =
+        read_small_file("--config", path)?.parse().map_err(|error: toml::de::Error| {
+            let line = error.span().map(|_| error.message().to_string());
+            anyhow::anyhow!("{file}: expected TOML: {}", line.unwrap_or_else(|| error.to_string()))
+        })?;
     let command = Args::command();
     let command = command.find_subcommand(subcommand).context("a subcommand")?;
     let on_command_line = |arg: &clap::Arg| {
@@ -105,8 +105,9 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
 }
 
 /// Reads the file. Pipes and devices are rejected.
-fn read(path: &Path) -> Result<String> {
-    let named = || format!("--config: {}", shown(path.display()));
+/// Reads a text file that a flag names.
+pub fn read_small_file(flag: &str, path: &Path) -> Result<String> {
+    let named = || format!("{flag}: {}", shown(path.display()));
     let meta = std::fs::metadata(path).with_context(named)?;
     if !meta.is_file() {
         let received = if meta.is_dir() { "a directory" } else { "a device or pipe" };

@@ -1,6 +1,6 @@
 //! Strategies and batch sizes from the device arguments.
 
-use crate::args::{BatchArgs, DeviceArgs, PrecisionArg};
+use crate::args::{BatchArgs, DeviceArgs, PrecisionArg, ShardArg};
 use anyhow::{Context, Result, bail};
 use phalanx::launch::is_first_worker;
 use phalanx::prelude::*;
@@ -27,14 +27,42 @@ impl DeviceArgs {
             MirroredStrategy::gpus(n)?
         } else if let Some(n) = self.replicas {
             MirroredStrategy::cpus(n).with_context(|| format!("--replicas {n}"))?
+        } else if let Some(mesh) = &self.mesh {
+            let workers = launch_size()?;
+            match list_physical_devices(DeviceKind::Gpu).len() {
+                0 => MirroredStrategy::cpus(mesh.local_devices(workers, 1)?).context("--mesh")?,
+                found => {
+                    MirroredStrategy::gpus(mesh.local_devices(workers, found)?).context("--mesh")?
+                }
+            }
         } else {
             MirroredStrategy::new()
         };
-        let strategy = strategy.threads(self.threads.unwrap_or(0));
-        Ok(match self.precision {
+        let strategy = strategy.threads(self.threads.unwrap_or(0)).shard(shard(self.shard));
+        let strategy = strategy.recompute(self.recompute);
+        let strategy = match self.precision {
             Some(precision) => strategy.policy(precision.policy()),
             None => strategy,
-        })
+        };
+        match &self.mesh {
+            Some(mesh) => mesh.strategy(strategy, self.layout.as_deref()),
+            None => Ok(strategy),
+        }
+    }
+}
+
+/// The number of workers that a launcher started.
+fn launch_size() -> Result<usize> {
+    Ok(phalanx::launch::detect()?.map_or(1, |launch| launch.size))
+}
+
+/// What `--shard` divides.
+pub fn shard(arg: Option<ShardArg>) -> Shard {
+    match arg {
+        None => Shard::None,
+        Some(ShardArg::Optimizer) => Shard::Optimizer,
+        Some(ShardArg::Gradients) => Shard::Gradients,
+        Some(ShardArg::Weights) => Shard::Weights,
     }
 }
 

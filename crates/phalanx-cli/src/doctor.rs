@@ -60,7 +60,7 @@ fn huge_pages(system: &str, setting: Option<String>) -> String {
     }
 }
 
-/// The cache folder of compiled kernels and plans, and its size.
+/// The cache folder of compiled kernels, and its size.
 fn cache(folder: Option<&Path>) -> String {
     let Some(folder) = folder else {
         return "none: neither PHALANX_CACHE, XDG_CACHE_HOME nor HOME is set".into();
@@ -73,13 +73,12 @@ fn cache(folder: Option<&Path>) -> String {
     }
 }
 
-/// The subfolders of the GPU caches. Datasets may be next to them.
-const CACHE_SUBFOLDERS: [&str; 2] = ["kernels", "plans"];
+/// The subfolder of compiled kernels. Datasets may be next to it.
+const KERNELS: &str = "kernels";
 
-/// The number of files in the GPU caches, and their total size in bytes.
+/// The number of compiled kernels, and their total size in bytes.
 fn cache_usage(folder: &Path) -> (usize, usize) {
-    let inside = |kind: &str| std::fs::read_dir(folder.join(kind)).into_iter().flatten().flatten();
-    let files = CACHE_SUBFOLDERS.into_iter().flat_map(inside);
+    let files = std::fs::read_dir(folder.join(KERNELS)).into_iter().flatten().flatten();
     let sizes = files.filter_map(|file| file.metadata().ok()).filter(std::fs::Metadata::is_file);
     sizes.fold((0, 0), |(n, bytes), meta| (n + 1, bytes + meta.len() as usize))
 }
@@ -103,8 +102,7 @@ mod tests {
         assert!(cache(Some(&dir.path().join("nowhere"))).ends_with("nowhere, empty"));
         std::fs::create_dir(dir.path().join("kernels")).unwrap();
         std::fs::write(dir.path().join("kernels/a"), [0; 1024]).unwrap();
-        std::fs::create_dir(dir.path().join("plans")).unwrap();
-        std::fs::write(dir.path().join("plans/b"), [0; 2048]).unwrap();
+        std::fs::write(dir.path().join("kernels/b"), [0; 2048]).unwrap();
         // A partially downloaded dataset does not count.
         std::fs::create_dir(dir.path().join("mnist")).unwrap();
         std::fs::write(dir.path().join("mnist/train.gz.part"), [0; 4096]).unwrap();

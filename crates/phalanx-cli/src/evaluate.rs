@@ -46,7 +46,8 @@ pub fn run(args: &Evaluate, context: &RunContext) -> Result<()> {
         let max = plots::MAX_CLASSES;
         bail!("--confusion: expected at most {max} classes, received {classes}");
     }
-    let batch = args.batch.global(spec.default_batch_size(), strategy.num_replicas_in_sync())?;
+    let replicas = strategy.num_replicas_in_sync();
+    let batch = spec.batch_size(args.batch, spec.default_batch_size(), replicas)?;
     let mut model = spec.compiled_model(
         &data.preprocessing,
         &data.objective.source,

@@ -46,7 +46,7 @@ pub fn driver_version() -> Option<String> {
     phalanx_cuda::driver_version()
 }
 
-/// The folder of compiled kernels and plans.
+/// The folder of compiled kernels.
 pub fn cache_folder() -> Option<std::path::PathBuf> {
     phalanx_cuda::cache_folder()
 }

@@ -53,7 +53,7 @@ fn compiled_model(args: &Inspect, model_arg: &ModelArg) -> Result<(Model, usize)
             spec.give_sizes(&args.shapes)?;
             let dims = spec.dims(&[]);
             let model = Load::new().strategy(strategy).input_shapes(dims).model(path)?;
-            Ok((model, args.batch.global(DEFAULT_BATCH_SIZE, replicas)?))
+            Ok((model, spec.batch_size(args.batch, DEFAULT_BATCH_SIZE, replicas)?))
         }
     }
 }

@@ -21,6 +21,8 @@ pub struct ModelFile {
     declared: Vec<(String, Shape)>,
     /// The names of the inputs that take strings.
     pub text_inputs: Vec<String>,
+    /// The number of samples of every batch, if layers have states that outlive a batch.
+    pub stateful_batch_size: Option<usize>,
     /// Inputs and outputs as declared; open sizes are 0.
     columns: Columns,
     /// The same for the sizes of the data, if the file leaves sizes open and they are known.
@@ -123,6 +125,7 @@ impl ModelFile {
             name,
             declared,
             text_inputs,
+            stateful_batch_size: model.stateful_batch_size(),
             columns,
             sized,
             activation,

@@ -1,6 +1,6 @@
 //! The model of a command: a network by name or a model file, and the origin of its weights.
 
-use crate::args::ShapeArgs;
+use crate::args::{BatchArgs, ShapeArgs};
 use crate::data::LoadedData;
 use crate::model_file::{LossSource, ModelFile, Purpose};
 use crate::network::{DEFAULT_BATCH_SIZE, ModelArg, Network};
@@ -196,6 +196,34 @@ impl ModelSpec {
     /// The default number of samples per replica.
     pub fn default_batch_size(&self) -> usize {
         self.network().map_or(DEFAULT_BATCH_SIZE, Network::default_batch_size)
+    }
+
+    /// The number of samples of every batch, if layers of the model have states that outlive a batch.
+    pub fn stateful_batch_size(&self) -> Option<usize> {
+        match &self.kind {
+            ModelKind::Network(_) => None,
+            ModelKind::File(file) => file.stateful_batch_size,
+        }
+    }
+
+    /// Samples per step over all replicas: those of the flags, or `default` per replica. States that outlive a batch fix
+    /// the number.
+    pub fn batch_size(&self, flags: BatchArgs, default: usize, replicas: usize) -> Result<usize> {
+        let given = flags.batch_size.or(flags.global_batch_size).is_some();
+        let Some(fixed) = self.stateful_batch_size() else {
+            return flags.global(default, replicas);
+        };
+        match given.then(|| flags.global(default, replicas)).transpose()? {
+            Some(batch) if batch != fixed => {
+                let flag =
+                    flags.global_batch_size.map_or("--batch-size", |_| "--global-batch-size");
+                bail!(
+                    "{flag}: expected {fixed} samples over all replicas, as the states of the model \
+                     have, received {batch}"
+                )
+            }
+            _ => Ok(fixed),
+        }
     }
 
     /// The default fraction of the training data to validate on.

@@ -3,6 +3,7 @@
 use crate::args::Plan;
 use crate::device_args::stored_precision;
 use crate::model_spec::ModelSpec;
+use crate::plan_mesh;
 use crate::report::format_bytes;
 use crate::terminal;
 use anyhow::{Context, Result};
@@ -16,10 +17,13 @@ use std::sync::Arc;
 
 /// Prints the plan.
 pub fn run(args: &Plan) -> Result<()> {
+    if plan_mesh::wants_mesh(&args.mesh) {
+        return plan_mesh::run(args);
+    }
     let devices = devices(args)?;
     let spec = ModelSpec::from_arg(&args.model, None)?;
     spec.give_sizes(&args.shapes)?;
-    let batch = args.batch.global(spec.default_batch_size(), devices.replicas)?;
+    let batch = spec.batch_size(args.batch, spec.default_batch_size(), devices.replicas)?;
     let mut strategy = MirroredStrategy::cpus(1)?;
     let backend = devices.kind.backend()?;
     if let Some(precision) = args.precision {
@@ -88,7 +92,7 @@ impl Report<'_> {
             lines.push(line);
         }
         if sharing > 1 {
-            lines.push(row("total per replica", self.plan.total()));
+            lines.push(row("total per replica", self.plan.total(1)));
         }
         let traits = self.backend.traits();
         let label = match (traits.on_host, sharing) {
@@ -105,7 +109,7 @@ impl Report<'_> {
 
     /// Bytes that all replicas on the most crowded device take.
     fn device_total(&self) -> usize {
-        self.plan.total().saturating_mul(self.devices.sharing)
+        self.plan.total(self.devices.sharing)
     }
 
     /// The value of `--memory`; for CPU devices the memory of this machine by default.
@@ -146,7 +150,7 @@ impl Report<'_> {
             "batch": self.batch,
             "bytes": parts,
             "activations_without_reuse": self.plan.without_reuse,
-            "total": self.plan.total(),
+            "total": self.plan.total(1),
             "replicas_per_device": self.devices.sharing,
             "device_total": self.device_total(),
             "precision": self.precision,

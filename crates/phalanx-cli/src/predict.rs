@@ -51,7 +51,11 @@ pub fn run(args: &Predict, context: &RunContext) -> Result<()> {
         strategy.into(),
     )?;
     if let Some(output) = &args.output {
-        let outputs = model.predict_all(Arrays::new(inputs, ())?)?;
+        let mut arguments = Inference::new();
+        if let Some(batch) = spec.stateful_batch_size() {
+            arguments = arguments.batch_size(batch);
+        }
+        let outputs = model.predict_with(Arrays::new(inputs, ())?, arguments)?;
         return if chief { write(output, &model.output_names(), outputs) } else { Ok(()) };
     }
     for path in &args.images {

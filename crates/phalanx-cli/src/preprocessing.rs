@@ -254,7 +254,9 @@ impl Preprocessing {
 fn imagenet(samples: Samples) -> Result<Samples> {
     let pixels = match samples.raw() {
         Samples::Pixels(pixels) => pixels,
-        Samples::Tensor(tensor) => return Ok(applications::resnet50_preprocess(&tensor)?.into()),
+        other @ (Samples::Tensor(_) | Samples::External(_)) => {
+            return Ok(applications::resnet50_preprocess(&other.to_tensor())?.into());
+        }
         Samples::Text(_) => bail!("expected images, received strings"),
     };
     let dims = Samples::from(pixels.clone()).dims().to_vec();

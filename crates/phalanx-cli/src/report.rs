@@ -1,6 +1,7 @@
 //! The header and summary of `phalanx train`: sizes, time breakdown and scaling efficiency.
 
 use crate::args::{DeviceArgs, Train};
+use crate::device_args::shard;
 use crate::model_file::{LossSource, Purpose};
 use crate::model_spec::ModelSpec;
 use crate::prepare::PreparedData;
@@ -85,6 +86,21 @@ fn describe_growth(args: &Train, rate: f64, growth: usize) -> String {
     }
 }
 
+/// What `--shard` and `--mesh` divide.
+fn division(args: &DeviceArgs) -> Option<String> {
+    let shard = match shard(args.shard) {
+        Shard::None => None,
+        Shard::Optimizer => Some("the state of the optimizer"),
+        Shard::Gradients => Some("gradients and the state of the optimizer"),
+        Shard::Weights => Some("weights, gradients and the state of the optimizer"),
+    };
+    let shard = shard.map(|what| format!("{what} among the memories"));
+    let model = args.mesh.as_ref().and_then(|mesh| mesh.model.as_ref());
+    let model = model.map(|(_, n)| format!("each replica among {n} devices, as the layout says"));
+    let parts: Vec<String> = shard.into_iter().chain(model).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
 /// Prints the header: devices, sizes, data and memory. `growth` is how many times the batch of one replica the
 /// global batch is.
 pub fn print_header(
@@ -109,6 +125,9 @@ pub fn print_header(
         replicas += &format!(" on {}", plural(sizes.workers, "worker"));
     }
     writeln!(out, "devices: {devices} ({replicas})")?;
+    if let Some(division) = division(&args.device_args) {
+        writeln!(out, "divided: {division}")?;
+    }
     if let Some(requested) = sizes.requested {
         writeln!(
             out,

@@ -36,7 +36,7 @@ pub fn run(args: &Train, context: &RunContext) -> Result<()> {
     let args = silent.as_ref().unwrap_or(args);
     let spec = validate(args)?;
     let default = defaults::batch_size(&spec, strategy.local());
-    let requested = args.batch.global(default, strategy.num_replicas_in_sync())?;
+    let requested = spec.batch_size(args.batch, default, strategy.num_replicas_in_sync())?;
     let growth = lr_growth(args, &spec, strategy.num_replicas_in_sync());
     let args = &defaults::fill(args, &spec, requested);
     let data = prepare(&spec, &data_request(args), &strategy)?;

@@ -1,6 +1,6 @@
 //! The backend of CPU devices.
 
-use crate::collectives::process_collectives::overlap_enabled;
+use crate::collectives::exchange_layout::overlap_enabled;
 use crate::executor::{CpuExecutor, CpuOptions, memory_plan, workers_per_device};
 use crate::memory::{available_memory, physical_memory};
 use crate::optimized::{OPTIMIZED, warn_if_slow};
@@ -46,11 +46,11 @@ impl Backend for CpuBackend {
     /// CPU devices store 32-bit floats, whatever the policy.
     fn options(&self, mesh: Mesh, _policy: Policy, max_batch: usize) -> Options {
         let policy = Policy::Float32;
-        Options { mesh, max_batch, policy, reuse_delay: 0, split_rules: SPLIT_RULES }
+        Options { split_rules: SPLIT_RULES, policy, ..Options::new(mesh, max_batch) }
     }
 
     fn memory_plan(&self, program: &Program, accumulates: bool) -> MemoryPlan {
-        MemoryPlan::new(program, memory_plan(program, accumulates))
+        memory_plan(program, accumulates)
     }
 
     fn memory_limit(&self) -> Option<MemoryLimit> {
@@ -70,10 +70,12 @@ impl Backend for CpuBackend {
     fn open(&self, request: OpenRequest<'_>) -> Result<Box<dyn Executor>, ExecError> {
         warn_if_slow(OPTIMIZED);
         let options = CpuOptions {
-            devices: request.places.len(),
+            devices: request.places.len() / request.model.max(1),
+            model: request.model,
             workers: request.threads,
             fixed: request.deterministic,
             isa: None,
+            shard: request.shard,
         };
         Ok(Box::new(CpuExecutor::with_cluster(options, request.params, request.cluster)?))
     }

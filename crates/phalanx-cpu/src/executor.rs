@@ -4,9 +4,11 @@ mod consistency;
 mod fetches;
 mod memory;
 mod memory_requirements;
+mod state;
 
 use self::fetches::Fetches;
-use self::memory_requirements::{MemoryRequirements, ProcessBytes, tape_plans, unsupported_reason};
+use self::memory_requirements::{MemoryRequirements, tape_plans, unsupported_reason};
+use crate::collectives::exchange_layout::{self, GradientLayout, GroupLayout};
 use crate::collectives::process_collectives::{self, FusedCollective, ProcessCollectives};
 use crate::collectives::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::kernels::elementwise::TapePlan;
@@ -15,33 +17,40 @@ use crate::threads::{Barrier, Pool, Team, pinning_enabled, usable_cores};
 use crate::worker::{self, Outcome, Run};
 use phalanx_exec::{
     Batch, Cluster, ExecError, Executor, LocalShard, ProcessFlags, Profiling, ProgramId,
-    ProgramTable, ResidentData, Staging, StateId, StepTimes, check_len, check_own_batch,
-    check_program, check_slots,
+    ProgramTable, ResidentData, Staging, StateId, StepTimes, check_own_batch, check_program,
+    check_slots,
 };
+use phalanx_graph::ParamSpec;
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
+use phalanx_graph::program::{Mesh, Policy, Program, SHARDS, ShardLevel, Sharding};
 use phalanx_graph::update::UpdateRule;
-use phalanx_graph::{ParamId, ParamSpec};
 use std::sync::Arc;
 
 pub(crate) use self::fetches::FetchPtr;
-pub(crate) use self::memory::{DeviceMemory, ExecutorMemory, FlatLayout, WorkerMemory, grow};
+pub(crate) use self::memory::{
+    DeviceMemory, ExecutorMemory, FlatLayout, StateMemory, WorkerMemory, grow, parts_of,
+};
+pub(crate) use self::memory_requirements::ProcessBytes;
 pub use self::memory_requirements::memory_plan;
 
 /// Maximum number of workers of an executor: more threads than any machine has cores.
 const MAX_WORKERS: usize = 1 << 14;
 
 /// Options of a CPU executor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct CpuOptions {
-    /// Number of logical devices, that is, replicas.
+    /// Number of replicas.
     pub devices: usize,
+    /// Logical devices of each replica, which divide its work; 0 counts as 1.
+    pub model: usize,
     /// Workers per device; 0 divides the machine's cores among the devices.
     pub workers: usize,
     /// Whether results must not depend on `devices` and `workers` ([`Mesh::fixed`]).
     pub fixed: bool,
     /// Instruction set; `None` selects the best available.
     pub isa: Option<Isa>,
+    /// What the processes divide among themselves. Within a process the devices then share one copy of the training state.
+    pub shard: ShardLevel,
 }
 
 /// Workers of each of `devices` devices: as requested, or for 0 the device's share of the cores.
@@ -58,8 +67,10 @@ pub(crate) struct LoadedProgram {
     pub update: Option<TapePlan>,
     /// The collectives between processes.
     pub fused_collectives: Vec<FusedCollective>,
-    /// The offset of each gradient in `ProcessCollectives::gradients`, in floats.
-    pub gradient_offsets: Vec<usize>,
+    /// Where `ProcessCollectives::gradients` holds the gradients.
+    pub gradients: GradientLayout,
+    /// The groups of weights that are gathered.
+    pub weight_groups: Vec<Arc<GroupLayout>>,
     /// The instruction after which each bucket of gradients is submitted; `None` for the update.
     pub send_points: Vec<Option<usize>>,
     memory: MemoryRequirements,
@@ -82,6 +93,8 @@ pub struct CpuExecutor {
     pool: Pool,
     barrier: Barrier,
     params: Vec<ParamSpec>,
+    /// The parameters with the dimensions of what each device holds.
+    parts: Vec<ParamSpec>,
     memory: ExecutorMemory,
     programs: ProgramTable<LoadedProgram>,
     /// `None` in a single-process run.
@@ -108,9 +121,10 @@ impl CpuExecutor {
         let devices = options.devices.max(1);
         let own = cluster.as_ref().map_or(Ok(0..devices), |c| c.check(devices))?;
         let mesh = mesh(&options, cluster.as_ref())?;
-        let local_workers = devices * mesh.workers;
+        let local_workers = devices * mesh.model * mesh.workers;
         let team = Team::new(local_workers);
-        let memory = ExecutorMemory::new(params, devices, mesh.workers, &team)?;
+        let domain = cluster.as_ref().map_or(0, |cluster| cluster.peers.rank());
+        let memory = ExecutorMemory::new(params, mesh, (devices, domain), &team)?;
         let no_thread = |e: std::io::Error| ExecError::Worker {
             worker: local_workers - 1,
             message: format!("the system starts no more threads: {e}"),
@@ -124,6 +138,7 @@ impl CpuExecutor {
             pool,
             barrier: Barrier::new(local_workers, team),
             params: params.to_vec(),
+            parts: parts_of(params, mesh.model),
             memory,
             programs: ProgramTable::default(),
             collectives: collectives.map_err(no_thread)?,
@@ -135,12 +150,10 @@ impl CpuExecutor {
 
     /// Reserves the memory of a program. Buffers that are large enough stay as they are.
     fn reserve(&mut self, memory: MemoryRequirements) -> Result<(), ExecError> {
-        self.memory.reserve(&memory)?;
-        let ProcessBytes { collective_results, gradients } = memory.process;
-        match &mut self.collectives {
-            Some(c) => c.reserve(&mut self.memory.heap, collective_results, gradients),
-            None => Ok(()),
+        if let Some(collectives) = &mut self.collectives {
+            collectives.reserve(&mut self.memory.heap, memory.process)?;
         }
+        self.memory.reserve(&memory)
     }
 
     /// Adds the workers' times of the last step to the program's timings.
@@ -159,11 +172,6 @@ impl CpuExecutor {
             timings.seconds.iter_mut().zip(seconds).for_each(|(sum, s): (_, &f64)| *sum += s);
         }
     }
-
-    fn range(&self, id: ParamId) -> std::ops::Range<usize> {
-        let start = self.memory.layout.offsets[id.index()];
-        start..start + self.params[id.index()].len()
-    }
 }
 
 /// The mesh of an executor. In a cluster it includes the devices of the other processes.
@@ -171,7 +179,7 @@ fn mesh(options: &CpuOptions, cluster: Option<&Cluster>) -> Result<Mesh, ExecErr
     let devices = options.devices.max(1);
     let all = cluster.map_or(devices, Cluster::all_devices);
     let even = cluster.is_none_or(|c| c.devices.iter().all(|d| *d == devices));
-    let workers = workers_per_device(devices, options.workers);
+    let workers = workers_per_device(devices * options.model.max(1), options.workers);
     let mesh = match options.fixed {
         true => Mesh::fixed(all).filter(|_| even).ok_or_else(|| ExecError::Program {
             name: "any".into(),
@@ -179,7 +187,14 @@ fn mesh(options: &CpuOptions, cluster: Option<&Cluster>) -> Result<Mesh, ExecErr
         })?,
         false => Mesh::new(all, workers),
     };
-    let local_workers = devices.saturating_mul(mesh.workers);
+    let domains = cluster.map_or(1, |cluster| cluster.devices.len());
+    let mesh = mesh.sharded(Sharding::new(options.shard, domains));
+    let mesh = mesh.with_model(options.model.max(1));
+    if mesh.model > 1 && cluster.is_some() {
+        let reason = "expected replicas of one device, since there are several processes".into();
+        return Err(ExecError::Program { name: "any".into(), reason });
+    }
+    let local_workers = devices.saturating_mul(mesh.workers).saturating_mul(mesh.model);
     if local_workers > MAX_WORKERS || all.checked_mul(mesh.workers).is_none() {
         let reason = format!("expected at most {MAX_WORKERS} workers, received {local_workers}");
         return Err(ExecError::Program { name: "any".into(), reason });
@@ -198,7 +213,7 @@ impl Executor for CpuExecutor {
     }
 
     fn load(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError> {
-        check_program(&program, self.mesh, &self.params)?;
+        check_program(&program, self.mesh, &self.parts)?;
         check_slots(&program, self.programs.iter().map(|p| &*p.program))?;
         if program.options().policy != Policy::Float32 {
             let reason = "CPU devices store 32-bit floats".into();
@@ -213,17 +228,21 @@ impl Executor for CpuExecutor {
             return Err(ExecError::Program { name: program.name().into(), reason });
         }
         let (tapes, update) = tape_plans(&program);
-        let (mut fused_collectives, mut gradient_offsets, mut send_points) =
-            (vec![], vec![], vec![]);
-        if self.collectives.is_some() {
+        let (mut fused_collectives, mut send_points) = (vec![], vec![]);
+        let (mut gradients, mut weight_groups) = (GradientLayout::default(), vec![]);
+        if let Some(collectives) = &self.collectives {
             fused_collectives = process_collectives::fused_collectives(&program);
-            gradient_offsets = process_collectives::gradient_offsets(&program);
-            send_points = process_collectives::bucket_send_points(&program);
+            let peers = &collectives.cluster.peers;
+            let of = (peers.rank(), peers.size());
+            gradients = GradientLayout::new(&program, of, &self.memory.owned);
+            weight_groups = GroupLayout::of(&program, of.0, &self.memory.weights);
+            send_points = exchange_layout::bucket_send_points(&program);
         }
         let mut memory = MemoryRequirements::of(&program, &tapes, update.as_ref());
         memory.process = ProcessBytes {
             collective_results: process_collectives::result_bytes(&fused_collectives),
-            gradients: gradient_offsets.last().copied().unwrap_or(0) * 4,
+            gradients: gradients.len * 4,
+            gathered: program.memory().gathered,
         };
         self.reserve(memory)?;
         if let Some(plan) = program.update() {
@@ -234,7 +253,8 @@ impl Executor for CpuExecutor {
             tapes,
             update,
             fused_collectives,
-            gradient_offsets,
+            gradients,
+            weight_groups,
             send_points,
             memory,
             timings: Timings::default(),
@@ -321,43 +341,15 @@ impl Executor for CpuExecutor {
     }
 
     fn slots(&self) -> usize {
-        self.memory.devices[0].slots.len()
+        self.memory.states[0].slots.len()
     }
 
     fn read(&self, id: StateId) -> Result<Option<Vec<f32>>, ExecError> {
-        let device = &self.memory.devices[0];
-        let (buffer, param) = match id {
-            StateId::Param(param) => (Some(&device.params), param),
-            StateId::Slot(slot, param) => (device.slots.get(slot), param),
-            StateId::Accumulated(param) => (Some(&device.accumulated), param),
-        };
-        let buffer = buffer.filter(|buffer| buffer.bytes() >= self.memory.layout.len * 4);
-        // SAFETY: no step is in flight, so no worker writes.
-        Ok(buffer.map(|buffer| unsafe { buffer.as_floats() }[self.range(param)].to_vec()))
+        self.read_state(id)
     }
 
     fn write(&mut self, id: StateId, values: &[f32]) -> Result<(), ExecError> {
-        let (StateId::Param(param) | StateId::Slot(_, param) | StateId::Accumulated(param)) = id;
-        check_len(&self.params[param.index()], values.len())?;
-        if let StateId::Slot(slot, _) = id
-            && slot >= self.slots()
-        {
-            let (expected, received) = (format!("below {}", self.slots()), slot.to_string());
-            return Err(ExecError::Feed { name: "optimizer slot".into(), expected, received });
-        }
-        let range = self.range(param);
-        if matches!(id, StateId::Accumulated(_)) {
-            self.memory.reserve_accumulated()?;
-        }
-        for device in &mut self.memory.devices {
-            let buffer = match id {
-                StateId::Param(_) => &mut device.params,
-                StateId::Slot(slot, _) => &mut device.slots[slot],
-                StateId::Accumulated(_) => &mut device.accumulated,
-            };
-            buffer.as_floats_mut()[range.clone()].copy_from_slice(values);
-        }
-        Ok(())
+        self.write_state(id, values)
     }
 
     fn check_consistency(&self) -> Result<(), ExecError> {

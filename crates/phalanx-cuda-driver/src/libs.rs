@@ -6,7 +6,7 @@ mod version;
 
 pub use version::Version;
 
-use cudarc::{cublaslt, cudnn, driver, nvrtc};
+use cudarc::{cublaslt, driver, nvrtc};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -170,8 +170,8 @@ fn check(lib: Lib, handle: &Library) -> Result<Version, String> {
             Lib::Driver => driver::sys::is_culib_present(),
             Lib::Nvrtc => nvrtc::sys::is_culib_present(),
             Lib::CublasLt => cublaslt::sys::is_culib_present(),
-            Lib::Cudnn => cudnn::sys::is_culib_present(),
-            Lib::Nccl => true,
+            // Called through the functions of this copy.
+            Lib::Cudnn | Lib::Nccl => true,
         }
     };
     if !seen {
@@ -179,7 +179,7 @@ fn check(lib: Lib, handle: &Library) -> Result<Version, String> {
     }
     // The bindings search on their own, and may find another copy.
     let lacks = |name: &&&str| address_bound(lib, name).is_none();
-    match lib.symbols().iter().find(lacks).filter(|_| lib != Lib::Nccl) {
+    match lib.symbols().iter().find(lacks).filter(|_| !matches!(lib, Lib::Cudnn | Lib::Nccl)) {
         Some(name) => Err(format!("is hidden by another copy, which has no {name}")),
         None => Ok(version),
     }
@@ -200,8 +200,7 @@ fn address_bound(lib: Lib, name: &str) -> Option<usize> {
             Lib::Driver => driver::sys::culib(),
             Lib::Nvrtc => nvrtc::sys::culib(),
             Lib::CublasLt => cublaslt::sys::culib(),
-            Lib::Cudnn => cudnn::sys::culib(),
-            Lib::Nccl => return None,
+            Lib::Cudnn | Lib::Nccl => return None,
         };
         library.get::<*const ()>(name.as_bytes())
     };

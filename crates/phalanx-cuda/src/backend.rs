@@ -1,5 +1,6 @@
 //! The backend of NVIDIA GPUs.
 
+use crate::algorithms;
 #[cfg(feature = "emulator")]
 use crate::emulator::Emulator;
 use crate::executor::GpuExecutor;
@@ -13,7 +14,7 @@ use phalanx_exec::{
     Backend, Cluster, DeviceInfo, DeviceTraits, ExecError, Executor, MemoryLimit, MemoryPlan,
     OpenRequest, Place,
 };
-use phalanx_graph::program::{Policy, SplitRules};
+use phalanx_graph::program::{Policy, ShardLevel, SplitRules};
 use phalanx_graph::{Mesh, Options, ParamSpec, Program};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -72,11 +73,12 @@ impl Backend for CudaBackend {
 
     fn options(&self, mesh: Mesh, policy: Policy, max_batch: usize) -> Options {
         let split_rules = SplitRules::NONE;
-        Options { mesh, max_batch, policy, reuse_delay: REUSE_DELAY, split_rules }
+        Options { policy, reuse_delay: REUSE_DELAY, split_rules, ..Options::new(mesh, max_batch) }
     }
 
     fn memory_plan(&self, program: &Program, accumulates: bool) -> MemoryPlan {
-        MemoryPlan::new(program, memory_plan(program, accumulates))
+        let parts = memory_plan(program, accumulates);
+        MemoryPlan::new(program, parts.into_iter().map(|(purpose, bytes)| (purpose, bytes, 0)))
     }
 
     fn memory_limit(&self) -> Option<MemoryLimit> {
@@ -84,7 +86,7 @@ impl Backend for CudaBackend {
     }
 
     fn fingerprint(&self) -> Vec<(&'static str, String)> {
-        vec![]
+        vec![("PHALANX_ALGORITHMS", algorithms::further_choices())]
     }
 
     fn device_transport(&self) -> Option<&dyn DeviceTransport> {
@@ -96,7 +98,15 @@ impl Backend for CudaBackend {
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Box<dyn Executor>, ExecError> {
-        let OpenRequest { places, params, cluster, .. } = request;
+        let OpenRequest { places, params, cluster, shard, model, .. } = request;
+        if model > 1 {
+            let reason = "GPUs do not divide weights yet: expected replicas of one device".into();
+            return Err(ExecError::Program { name: "any".into(), reason });
+        }
+        if shard != ShardLevel::None {
+            let reason = "GPUs hold the whole training state: expected CPU devices".into();
+            return Err(ExecError::Program { name: "any".into(), reason });
+        }
         #[cfg(feature = "emulator")]
         if let Some(emulator) = &self.emulator {
             return emulator.open(places, params, cluster);

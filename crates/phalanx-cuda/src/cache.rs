@@ -1,5 +1,4 @@
-//! The cache on disk for compiled kernels and selected plans. Losing it costs only seconds, so all
-//! errors are ignored.
+//! The cache on disk for compiled kernels. Losing it costs only seconds, so all errors are ignored.
 
 use sha2::{Digest, Sha256};
 use std::io::Write;
@@ -7,7 +6,7 @@ use std::path::PathBuf;
 
 const CHECKSUM_BYTES: usize = 32;
 
-/// The folder of compiled kernels and selected plans: `PHALANX_CACHE`, or the user's cache folder.
+/// The folder of compiled kernels: `PHALANX_CACHE`, or the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     set("PHALANX_CACHE")

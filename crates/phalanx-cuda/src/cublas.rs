@@ -4,7 +4,7 @@ use crate::launch::Elem;
 use crate::work_item::{Batch, Gemm, Matrix};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
-    cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatmulAlgoConfigAttributes_t as Setting, cublasLtMatmulDescAttributes_t as Attribute,
     cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t as Status,
     cudaDataType_t as Type,
 };
@@ -59,10 +59,56 @@ impl GemmPlan {
         self.proposals.len()
     }
 
-    /// Selects a proposal, or the first if the index is out of range.
+    /// Selects a proposal.
     pub fn choose(&mut self, index: usize) {
-        self.chosen = if index < self.proposals.len() { index } else { 0 };
+        self.chosen = index;
     }
+
+    /// The settings of the selected algorithm.
+    pub fn describe(&self) -> Result<String> {
+        let settings: Result<Vec<String>> = SETTINGS
+            .iter()
+            .map(|(name, bytes)| setting(&self.proposals[self.chosen].algo, *name, *bytes))
+            .map(|value| value.map(|v| v.to_string()))
+            .collect();
+        Ok(format!("algorithm {}", settings?.join(",")))
+    }
+
+    /// Selects the described algorithm if it is among the proposals, else the library's first proposal.
+    pub fn choose_described(&mut self, description: &str) {
+        for index in 0..self.proposals.len() {
+            self.chosen = index;
+            if self.describe().is_ok_and(|d| d == description) {
+                return;
+            }
+        }
+        self.chosen = 0;
+    }
+}
+
+/// What identifies an algorithm of the library, and the bytes of each value.
+const SETTINGS: [(Setting, usize); 9] = [
+    (Setting::CUBLASLT_ALGO_CONFIG_ID, 4),
+    (Setting::CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
+    (Setting::CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
+    (Setting::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
+    (Setting::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4),
+    (Setting::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
+    (Setting::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4),
+    (Setting::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
+    (Setting::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
+];
+
+/// A setting of an algorithm.
+fn setting(algo: &sys::cublasLtMatmulAlgo_t, name: Setting, bytes: usize) -> Result<u32> {
+    let (mut value, mut written) = (0u32, 0);
+    // SAFETY: the library writes at most this number of bytes to a local, which is zero and little-endian.
+    let got = unsafe {
+        let to: *mut c_void = std::ptr::from_mut(&mut value).cast();
+        sys::cublasLtMatmulAlgoConfigGetAttribute(algo, name, to, bytes, &mut written)
+    };
+    check(&format!("cuBLASLt setting {name:?}"), got)?;
+    Ok(value)
 }
 
 // SAFETY: descriptors are plain data of the library, used by one thread at a time.

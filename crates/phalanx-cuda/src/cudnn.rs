@@ -9,8 +9,11 @@ use cudarc::cudnn::sys::{
     cudnnStatus_t as Status,
 };
 use phalanx_cuda_driver::driver::{Failure, Result, Stream};
+use phalanx_cuda_driver::libs::{Lib, find};
 use phalanx_graph::ConvGeom;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
+use std::mem::transmute;
+use std::sync::OnceLock;
 
 /// Ids of a convolution's tensors inside its plan.
 const IDS: [i64; 3] = [1, 2, 3];
@@ -18,17 +21,72 @@ const IDS: [i64; 3] = [1, 2, 3];
 /// Maximum engines to request of each heuristic.
 const MAX_PROPOSALS: usize = 16;
 
+/// Maximum settings of an engine.
+const MAX_KNOBS: usize = 64;
+
 /// Numerical notes of engines that may have to be excluded.
 const NOT_DETERMINISTIC: u32 = Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32;
 const TENSOR_CORES: u32 = Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE as u32;
 const NARROWS_INPUTS: u32 = Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS as u32;
+
+/// Declares the functions in use, which are looked up in the copy of the library that `find` has opened.
+macro_rules! functions {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),*) -> $result:ty;)*) => {
+        /// The library's functions. The bindings would open a copy of their own choice, and if a Python framework in the same
+        /// process has loaded another one, then parts of the two, which load each other by name, are mixed.
+        struct Functions {
+            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl Functions {
+            fn load() -> std::result::Result<Functions, String> {
+                let found = find(Lib::Cudnn).map_err(|missing| missing.to_string())?;
+                let address = |name: &str| {
+                    found.address(name).ok_or_else(|| format!("{} has no {name}", found.path.display()))
+                };
+                Ok(Functions {
+                    $($field: {
+                        let address = address($symbol)?;
+                        // SAFETY: the function of this name in cuDNN 9 has this type.
+                        unsafe {
+                            transmute::<usize, unsafe extern "C" fn($($argument),*) -> $result>(address)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    create = "cudnnCreate": fn(*mut sys::cudnnHandle_t) -> Status;
+    destroy = "cudnnDestroy": fn(sys::cudnnHandle_t) -> Status;
+    set_stream = "cudnnSetStream": fn(sys::cudnnHandle_t, sys::cudaStream_t) -> Status;
+    error_string = "cudnnGetErrorString": fn(Status) -> *const c_char;
+    create_descriptor = "cudnnBackendCreateDescriptor":
+        fn(Type, *mut sys::cudnnBackendDescriptor_t) -> Status;
+    destroy_descriptor = "cudnnBackendDestroyDescriptor": fn(sys::cudnnBackendDescriptor_t) -> Status;
+    set_attribute = "cudnnBackendSetAttribute":
+        fn(sys::cudnnBackendDescriptor_t, Name, Kind, i64, *const c_void) -> Status;
+    get_attribute = "cudnnBackendGetAttribute":
+        fn(sys::cudnnBackendDescriptor_t, Name, Kind, i64, *mut i64, *mut c_void) -> Status;
+    finalize = "cudnnBackendFinalize": fn(sys::cudnnBackendDescriptor_t) -> Status;
+    execute = "cudnnBackendExecute":
+        fn(sys::cudnnHandle_t, sys::cudnnBackendDescriptor_t, sys::cudnnBackendDescriptor_t) -> Status;
+}
+
+/// The library's functions, looked up once.
+fn functions() -> Result<&'static Functions> {
+    static FUNCTIONS: OnceLock<std::result::Result<Functions, String>> = OnceLock::new();
+    FUNCTIONS.get_or_init(Functions::load).as_ref().map_err(|reason| Failure(reason.clone()))
+}
 
 fn check(what: &str, answer: Status) -> Result<()> {
     if answer == Status::CUDNN_STATUS_SUCCESS {
         return Ok(());
     }
     // SAFETY: the library returns a constant string.
-    let reason = unsafe { CStr::from_ptr(sys::cudnnGetErrorString(answer)) };
+    let reason = unsafe { CStr::from_ptr((functions()?.error_string)(answer)) };
     Err(Failure(format!("{what}: {}", reason.to_string_lossy())))
 }
 
@@ -39,7 +97,7 @@ impl Desc {
     fn new(kind: Type) -> Result<Desc> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a local receives the handle.
-        let made = unsafe { sys::cudnnBackendCreateDescriptor(kind, &mut raw) };
+        let made = unsafe { (functions()?.create_descriptor)(kind, &mut raw) };
         check("cudnnBackendCreateDescriptor", made)?;
         Ok(Desc(raw))
     }
@@ -49,7 +107,7 @@ impl Desc {
         // SAFETY: a live descriptor; the library reads that many elements.
         let set = unsafe {
             let values_at: *const c_void = values.as_ptr().cast();
-            sys::cudnnBackendSetAttribute(self.0, name, kind, values.len() as i64, values_at)
+            (functions()?.set_attribute)(self.0, name, kind, values.len() as i64, values_at)
         };
         check(&format!("cuDNN attribute {name:?}"), set)
     }
@@ -68,7 +126,7 @@ impl Desc {
         // SAFETY: as in `set`; the library writes no more than requested.
         let got = unsafe {
             let to: *mut c_void = buffer.as_mut_ptr().cast();
-            sys::cudnnBackendGetAttribute(self.0, name, kind, buffer.len() as i64, &mut count, to)
+            (functions()?.get_attribute)(self.0, name, kind, buffer.len() as i64, &mut count, to)
         };
         check(&format!("cuDNN attribute {name:?}"), got)?;
         Ok(buffer.len().min(count.max(0) as usize))
@@ -76,15 +134,17 @@ impl Desc {
 
     fn finalize(self) -> Result<Desc> {
         // SAFETY: a live descriptor.
-        check("cudnnBackendFinalize", unsafe { sys::cudnnBackendFinalize(self.0) })?;
+        check("cudnnBackendFinalize", unsafe { (functions()?.finalize)(self.0) })?;
         Ok(self)
     }
 }
 
 impl Drop for Desc {
     fn drop(&mut self) {
-        // SAFETY: made by the library, destroyed once.
-        unsafe { sys::cudnnBackendDestroyDescriptor(self.0) };
+        if let Ok(functions) = functions() {
+            // SAFETY: made by the library, destroyed once.
+            unsafe { (functions.destroy_descriptor)(self.0) };
+        }
     }
 }
 
@@ -109,7 +169,7 @@ impl Cudnn {
     pub fn new() -> Result<Cudnn> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a local receives the handle.
-        check("cudnnCreate", unsafe { sys::cudnnCreate(&mut raw) })?;
+        check("cudnnCreate", unsafe { (functions()?.create)(&mut raw) })?;
         Ok(Cudnn(raw))
     }
 
@@ -214,7 +274,7 @@ impl Cudnn {
         stream: &Stream,
     ) -> Result<()> {
         // SAFETY: live handle and stream; the two libraries name the same type differently.
-        let set = unsafe { sys::cudnnSetStream(self.0, stream.0.cast()) };
+        let set = unsafe { (functions()?.set_stream)(self.0, stream.0.cast()) };
         check("cudnnSetStream", set)?;
         let pack = Desc::new(Type::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         let pointer = Kind::CUDNN_TYPE_VOID_PTR;
@@ -223,15 +283,17 @@ impl Cudnn {
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, pointer, &[workspace])?;
         let pack = pack.finalize()?;
         // SAFETY: the plan was built for operands of these sizes, which the caller provides.
-        let done = unsafe { sys::cudnnBackendExecute(self.0, plan.plan.0, pack.0) };
+        let done = unsafe { (functions()?.execute)(self.0, plan.plan.0, pack.0) };
         check("cudnnBackendExecute", done)
     }
 }
 
 impl Drop for Cudnn {
     fn drop(&mut self) {
-        // SAFETY: made by `cudnnCreate`, destroyed once.
-        unsafe { sys::cudnnDestroy(self.0) };
+        if let Ok(functions) = functions() {
+            // SAFETY: made by `cudnnCreate`, destroyed once.
+            unsafe { (functions.destroy)(self.0) };
+        }
     }
 }
 
@@ -244,6 +306,21 @@ pub(crate) struct Proposals {
 impl Proposals {
     pub fn len(&self) -> usize {
         self.configs.len()
+    }
+
+    /// The engine of a proposal and its settings. Unlike its position, they mean the same in every version of the
+    /// library.
+    pub fn describe(&self, index: usize) -> Result<String> {
+        let config = &self.configs[index];
+        let knobs: Vec<String> =
+            settings(config)?.iter().map(|(knob, value)| format!("{knob}={value}")).collect();
+        Ok(format!("engine {} {}", engine_index(&engine(config)?)?, knobs.join(",")))
+    }
+
+    /// The position of a described proposal.
+    pub fn position(&self, description: &str) -> Option<usize> {
+        let matches = |index: &usize| self.describe(*index).is_ok_and(|d| d == description);
+        (0..self.configs.len()).find(matches)
     }
 }
 
@@ -350,13 +427,46 @@ fn propose(graph: &Desc, mode: sys::cudnnBackendHeurMode_t) -> Result<Vec<Desc>>
     Ok(configs)
 }
 
-/// The numerical notes of an engine.
-fn notes(config: &Desc) -> Result<Vec<u32>> {
+/// The engine of a configuration.
+fn engine(config: &Desc) -> Result<Desc> {
     let engine = Desc::new(Type::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
     let kind = Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR;
     config.get(Name::CUDNN_ATTR_ENGINECFG_ENGINE, kind, &mut [engine.0])?;
+    Ok(engine)
+}
+
+/// The number of an engine in the library.
+fn engine_index(engine: &Desc) -> Result<i64> {
+    let mut index = [0i64];
+    engine.get(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, Kind::CUDNN_TYPE_INT64, &mut index)?;
+    Ok(index[0])
+}
+
+/// The settings of a configuration: knobs and their values.
+fn settings(config: &Desc) -> Result<Vec<(i32, i64)>> {
+    let choices: Vec<Desc> = (0..MAX_KNOBS)
+        .map(|_| Desc::new(Type::CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR))
+        .collect::<Result<_>>()?;
+    let mut raw: Vec<_> = choices.iter().map(|choice| choice.0).collect();
+    let kind = Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR;
+    let count = config.get(Name::CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, kind, &mut raw)?;
+    let setting = |choice: &Desc| {
+        let (mut knob, mut value) = ([0i32], [0i64]);
+        choice.get(
+            Name::CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
+            Kind::CUDNN_TYPE_KNOB_TYPE,
+            &mut knob,
+        )?;
+        choice.get(Name::CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, Kind::CUDNN_TYPE_INT64, &mut value)?;
+        Ok((knob[0], value[0]))
+    };
+    choices[..count].iter().map(setting).collect()
+}
+
+/// The numerical notes of an engine.
+fn notes(config: &Desc) -> Result<Vec<u32>> {
     let mut notes = [0u32; 16];
     let kind = Kind::CUDNN_TYPE_NUMERICAL_NOTE;
-    let count = engine.get(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, kind, &mut notes)?;
+    let count = engine(config)?.get(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, kind, &mut notes)?;
     Ok(notes[..count].to_vec())
 }

@@ -87,7 +87,7 @@ impl Gpu {
             name,
             steps: vec![],
             kernels: Kernels::new(context.capability()?),
-            libraries: Libraries::new(driver::describe(index)?.0),
+            libraries: Libraries::new(driver::describe(index)?.0)?,
             memory: Memory::new(),
             transfers: Transfers::new()?,
             streams: Streams::new()?,

@@ -2,7 +2,7 @@
 //! when a GPU is requested, so it also builds and runs on machines without them.
 #![deny(missing_docs)]
 
-mod autotune;
+mod algorithms;
 mod backend;
 mod bytes;
 mod cache;

@@ -170,6 +170,7 @@ impl<'a> LowerCtx<'a> {
         let (block, at) = match v.location {
             Location::Feed(f) => (Block::Inputs, self.layout.feeds[f.index()]),
             Location::Param(p) => (Block::Params, self.layout.params[p.index()]),
+            Location::Gathered { .. } => unreachable!("`open` rejects a sharded state"),
             Location::Arena(at) => (Block::Arena, at),
             Location::Shared(at) => (Block::Shared, at),
             Location::Device(_) => {

@@ -7,7 +7,7 @@ use crate::lower::{self, FromTable, FusionFacts, Replica, Request};
 use crate::lowering_context::Layout;
 use crate::schedule::{STREAMS, schedule};
 use crate::work_item::{Task, WorkItem};
-use crate::{autotune, cublas};
+use crate::{algorithms, cublas};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::program::Program;
 
@@ -135,7 +135,7 @@ pub(crate) fn workspaces(work_items: &[WorkItem]) -> Vec<usize> {
     let mut max_bytes = vec![0; STREAMS + 1];
     for (work, slot) in work_items.iter().zip(schedule(work_items, STREAMS)) {
         let bytes = |task: &Task| match task {
-            Task::Conv(conv) => autotune::max_workspace(conv),
+            Task::Conv(conv) => algorithms::max_workspace(conv),
             Task::Gemm(_) => cublas::WORKSPACE,
             Task::Launch(_) | Task::Clear(_) | Task::Reduce(_) => 0,
         };

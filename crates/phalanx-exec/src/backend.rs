@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use crate::error::ExecError;
 use crate::executor::Executor;
 use phalanx_distributed::transport::DeviceTransport;
-use phalanx_graph::program::Policy;
+use phalanx_graph::program::{Policy, ShardLevel};
 use phalanx_graph::{Mesh, Options, ParamSpec, Program};
 
 /// A kind of device: what there is on this machine, how programs for it are compiled, what memory they take, and
@@ -50,8 +50,10 @@ pub trait Backend: Send + Sync {
 
 /// What to open an executor for.
 pub struct OpenRequest<'a> {
-    /// Where each replica of this process runs, in the order of the devices.
+    /// Where each device of this process runs; the devices of a replica follow each other.
     pub places: &'a [Place],
+    /// Devices of each replica, which divide its work.
+    pub model: usize,
     /// Worker threads of each replica; 0 for the default.
     pub threads: usize,
     /// Whether results must be the same on any number of replicas and threads.
@@ -60,6 +62,8 @@ pub struct OpenRequest<'a> {
     pub params: &'a [ParamSpec],
     /// The processes of the job, if there are several.
     pub cluster: Option<Cluster>,
+    /// What the memories of the devices divide among themselves.
+    pub shard: ShardLevel,
 }
 
 /// Where a replica runs: a device, or a numbered part of one.
@@ -107,25 +111,44 @@ pub struct MemoryLimit {
     pub available: usize,
 }
 
-/// The memory a step needs for one replica. On a GPU, `library workspaces` is the upper limit for matrix products
-/// and convolutions. Memory that the driver and the vendor's libraries reserve is not included.
+/// The memory a step needs. On a GPU, `library workspaces` is the upper limit for matrix products and convolutions.
+/// Memory that the driver and the vendor's libraries reserve is not included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Bytes by purpose.
+    /// Bytes of each replica by purpose.
     pub parts: Vec<(&'static str, usize)>,
-    /// Bytes the activations would need without buffer reuse.
+    /// Bytes by purpose that all replicas of a process, or on a GPU, share, because the training state is sharded.
+    pub shared: Vec<(&'static str, usize)>,
+    /// Bytes the activations of a replica would need without buffer reuse.
     pub without_reuse: usize,
 }
 
 impl MemoryPlan {
-    /// A plan for a program from its bytes by purpose.
-    pub fn new(program: &Program, parts: Vec<(&'static str, usize)>) -> MemoryPlan {
-        let arenas = program.options().mesh.workers;
-        MemoryPlan { parts, without_reuse: program.memory().unplanned.saturating_mul(arenas) }
+    /// A plan for a program from parts: their purpose, the bytes of each replica, and the bytes of each copy of the
+    /// training state. A replica has a copy of its own unless the state is sharded.
+    pub fn new(
+        program: &Program,
+        parts: impl IntoIterator<Item = (&'static str, usize, usize)>,
+    ) -> MemoryPlan {
+        let Options { mesh, .. } = program.options();
+        let without_reuse = program.memory().unplanned.saturating_mul(mesh.workers);
+        let mut plan = MemoryPlan { parts: vec![], shared: vec![], without_reuse };
+        for (purpose, replica, state) in parts {
+            let (own, shared) = match mesh.sharding.is_on() {
+                true => (replica, state),
+                false => (replica.saturating_add(state), 0),
+            };
+            plan.parts.extend(Some((purpose, own)).filter(|_| own > 0));
+            plan.shared.extend(Some((purpose, shared)).filter(|_| shared > 0));
+        }
+        plan
     }
 
-    /// The total number of bytes.
-    pub fn total(&self) -> usize {
-        self.parts.iter().fold(0, |sum: usize, (_, bytes)| sum.saturating_add(*bytes))
+    /// The bytes of `replicas` replicas that share a memory.
+    pub fn total(&self, replicas: usize) -> usize {
+        let sum = |parts: &[(&str, usize)]| {
+            parts.iter().fold(0, |sum: usize, (_, bytes)| sum.saturating_add(*bytes))
+        };
+        sum(&self.parts).saturating_mul(replicas).saturating_add(sum(&self.shared))
     }
 }

@@ -3,7 +3,7 @@
 use crate::error::{GraphError, Result};
 use crate::ops::Op;
 use crate::text::shown;
-use crate::types::{DType, Space, Type, count};
+use crate::types::{DType, ModelSpace, Space, Type, count};
 use std::fmt;
 
 /// A node of a graph.
@@ -48,6 +48,8 @@ pub struct ParamSpec {
     pub dims: Vec<usize>,
     /// Whether the optimizer updates it.
     pub trainable: bool,
+    /// The axis along which the devices of a replica hold parts of it, if they do.
+    pub cut: Option<usize>,
 }
 
 impl ParamSpec {
@@ -203,8 +205,28 @@ impl Graph {
 
     /// Declares a parameter.
     pub fn add_param(&mut self, name: &str, dims: &[usize], trainable: bool) -> ParamId {
-        self.params.push(ParamSpec { name: name.into(), dims: dims.to_vec(), trainable });
+        self.params.push(ParamSpec {
+            name: name.into(),
+            dims: dims.to_vec(),
+            trainable,
+            cut: None,
+        });
         ParamId(self.params.len() as u32 - 1)
+    }
+
+    /// Divides a parameter among the devices of a replica, along an axis.
+    pub fn cut(&mut self, id: ParamId, axis: usize) {
+        self.params[id.index()].cut = Some(axis);
+    }
+
+    /// Divides parameters along the axis of each entry, in their order.
+    pub fn set_cuts(&mut self, cuts: &[Option<usize>]) {
+        self.params.iter_mut().zip(cuts).for_each(|(spec, cut)| spec.cut = *cut);
+    }
+
+    /// Replaces the specification of a parameter, for passes that change its dimensions.
+    pub(crate) fn set_param(&mut self, id: ParamId, spec: ParamSpec) {
+        self.params[id.index()] = spec;
     }
 
     /// Excludes a parameter from the optimizer's updates.
@@ -298,8 +320,11 @@ impl Graph {
                     return fail(format!("%{} {} has operands", id.0, node.op.name()));
                 }
                 Op::Param { id } => {
-                    let spec = self.params.get(id.index());
-                    Type::mirrored(spec.ok_or_else(|| missing("parameter"))?.dims.clone())
+                    let spec = self.params.get(id.index()).ok_or_else(|| missing("parameter"))?;
+                    let ty = Type::mirrored(spec.dims.clone());
+                    // A pass divides it among the devices of a replica.
+                    let parts = node.ty.model == ModelSpace::Shard(spec.cut.unwrap_or(usize::MAX));
+                    if parts { ty.with_model(node.ty.model) } else { ty }
                 }
                 Op::Feed { id } => {
                     self.feeds.get(id.index()).ok_or_else(|| missing("feed"))?.ty.clone()

@@ -32,4 +32,4 @@ pub use ops::Op;
 pub use program::{Mesh, Options, Program};
 pub use step::{Fetch, Gradient, Step};
 pub use tensor::{Data, Tensor};
-pub use types::{DType, MAX_ELEMENTS, MAX_RANK, Scope, Space, Type, count};
+pub use types::{DType, MAX_ELEMENTS, MAX_RANK, ModelSpace, Scope, Space, Type, count};

@@ -2,8 +2,8 @@
 //! bytes as counted from the program.
 
 use crate::geometry::ConvGeom;
-use crate::ops::{self, Op, Tape};
-use crate::program::{Instr, Program, ValueId};
+use crate::ops::{self, Op, PartsOp, Tape};
+use crate::program::{GradientPlan, Instr, Mesh, Program, ShardLevel, ValueId};
 use std::collections::BTreeMap;
 
 /// The cost of an instruction, summed over all workers.
@@ -108,10 +108,13 @@ impl Program {
             Instr::Barrier(scope) => (format!("barrier {scope}"), none),
             Instr::AllReduce { .. } => ("all_reduce".into(), none),
             Instr::ReplicaMean { .. } => ("replica_mean".into(), none),
+            Instr::ExchangeParts { op, scope, .. } => (Op::Parts(*op).name().into(), layer(scope)),
             Instr::ReduceScatter { scope, .. } => ("reduce_scatter".into(), layer(scope)),
             Instr::ShardedGradKernel { param: p, .. } => {
                 ("sharded_dot_grad_kernel".into(), param(p))
             }
+            Instr::GatherWeights { .. } => ("gather_weights".into(), none),
+            Instr::ReduceGradients { .. } => ("reduce_gradients".into(), none),
             Instr::Update => ("update".into(), none),
             Instr::Assign { param: p, .. } => ("assign".into(), param(p)),
             Instr::Fetch { index, .. } => ("fetch".into(), self.fetches[*index].name.clone()),
@@ -146,6 +149,14 @@ impl Program {
                 let flops = self.elements(*input, rows) * sources;
                 Cost { flops, bytes: total_bytes(&[*input]) * sources + total_bytes(&[*output]) }
             }
+            Instr::ExchangeParts { op, input, output, .. } => {
+                let parts = mesh.model as f64;
+                let flops = match op {
+                    PartsOp::Reduce(_) => self.elements(*output, rows) * parts,
+                    PartsOp::Join { .. } | PartsOp::Take { .. } => 0.0,
+                };
+                Cost { flops, bytes: total_bytes(&[*input]) * parts + total_bytes(&[*output]) }
+            }
             Instr::ReduceScatter { input, output, .. } => {
                 let parts = mesh.workers as f64;
                 let flops = self.elements(*output, rows) * parts;
@@ -156,6 +167,11 @@ impl Program {
                 let bytes = total_bytes(&[*x, *dy]) + 4.0 * elements as f64;
                 Cost { flops: self.dense_flops(*x, *dy, rows), bytes }
             }
+            Instr::GatherWeights { group } => {
+                let bytes = self.weight_groups[*group].bytes * self.options.mesh.sharding.domains;
+                Cost { flops: 0.0, bytes: bytes as f64 }
+            }
+            Instr::ReduceGradients { bucket } => self.reduction_cost(*bucket, rows),
             Instr::Update => self.update_cost(rows),
             Instr::Assign { value, .. } | Instr::Fetch { value, .. } => {
                 Cost { flops: 0.0, bytes: total_bytes(&[*value]) }
@@ -230,27 +246,49 @@ impl Program {
         2.0 * elements * per_element
     }
 
-    /// Every device reduces all partial gradients and updates its own weights and slots. With a single
-    /// device the update also computes the sharded gradients.
+    /// The additions and the bytes of the sum of a gradient's parts, or of the products that give them.
+    fn sum_cost(&self, g: &GradientPlan, rows: usize) -> Cost {
+        if let Some((x, dy)) = g.operands {
+            let bytes = self.bytes(x, rows) + self.bytes(dy, rows);
+            return Cost { flops: self.dense_flops(x, dy, rows), bytes };
+        }
+        let mesh = self.options.mesh;
+        let sources = if g.sharded { mesh.devices } else { mesh.len() } as f64;
+        let elements = self.params[g.param.index()].len() as f64;
+        Cost { flops: elements * (sources - 1.0), bytes: 4.0 * elements * sources }
+    }
+
+    fn reduction_cost(&self, bucket: usize, rows: usize) -> Cost {
+        let Some(update) = &self.update else { return Cost::default() };
+        let mut cost = Cost::default();
+        for g in &update.gradients[update.buckets[bucket].clone()] {
+            let sum = self.sum_cost(g, rows);
+            cost.flops += sum.flops;
+            cost.bytes += sum.bytes + 4.0 * self.params[g.param.index()].len() as f64;
+        }
+        cost
+    }
+
+    /// Every copy of the training state is updated from all partial gradients. With a single device the update also
+    /// computes the sharded gradients.
     fn update_cost(&self, rows: usize) -> Cost {
         let Some(update) = &self.update else { return Cost::default() };
-        let mesh = self.options.mesh;
+        let Mesh { devices, sharding, .. } = self.options.mesh;
         let rule_flops = tape_flops(&update.rule.tape);
+        let copies = if sharding.is_on() { 1.0 } else { devices as f64 };
         let mut cost = Cost::default();
         for g in &update.gradients {
-            let elements = (self.params[g.param.index()].len() * mesh.devices) as f64;
-            let sources = match g.operands {
-                Some((x, dy)) => {
-                    cost.flops += self.dense_flops(x, dy, rows);
-                    cost.bytes += self.bytes(x, rows) + self.bytes(dy, rows);
-                    0.0
-                }
-                None if g.sharded => mesh.devices as f64,
-                None => mesh.len() as f64,
-            };
+            let elements = self.params[g.param.index()].len() as f64 * copies;
+            if sharding.level < ShardLevel::Gradients {
+                // A gradient with operands is computed once: its program has a single device.
+                let sum = self.sum_cost(g, rows);
+                let copies = if g.operands.is_some() { 1.0 } else { copies };
+                cost.flops += copies * sum.flops;
+                cost.bytes += copies * sum.bytes;
+            }
             let buffers = 1.0 + update.rule.slots.len() as f64;
-            cost.flops += elements * (rule_flops + f64::max(sources - 1.0, 0.0));
-            cost.bytes += 4.0 * elements * (sources + 2.0 * buffers);
+            cost.flops += elements * rule_flops;
+            cost.bytes += 8.0 * elements * buffers;
         }
         cost
     }

@@ -4,7 +4,7 @@ use crate::error::{GraphError, Result};
 use crate::graph::{Graph, NodeId, ParamId};
 use crate::loss_scale::{LossScale, STATE};
 use crate::text::shown;
-use crate::types::{DType, Space};
+use crate::types::{DType, ModelSpace, Space};
 use crate::update::UpdateRule;
 use std::fmt;
 
@@ -140,7 +140,31 @@ impl Step {
                 return fail(format!("'{}' {:?} is not a loss scale", spec.name, spec.dims));
             }
         }
+        self.verify_parts(pass)?;
         self.update.as_ref().map_or(Ok(()), |rule| rule.check())
+    }
+
+    /// If the devices of a replica divide the step: the host reads whole values, and parameters are assigned and updated
+    /// with what their devices hold.
+    fn verify_parts(&self, pass: &str) -> Result<()> {
+        if self.graph.nodes().iter().all(|node| node.ty.model == ModelSpace::Mirrored) {
+            return Ok(());
+        }
+        let of_param = |p: &ParamId| {
+            let cut = self.graph.params()[p.index()].cut;
+            cut.map_or(ModelSpace::Mirrored, ModelSpace::Shard)
+        };
+        let fetches = self.fetches.iter().map(|f| (f.node, ModelSpace::Mirrored));
+        let assigns = self.assigns.iter().map(|(p, node)| (*node, of_param(p)));
+        let gradients = self.gradients.iter().filter_map(|g| Some((g.node?, of_param(&g.param))));
+        for (node, expected) in fetches.chain(assigns).chain(gradients) {
+            let ty = self.graph.ty(node);
+            if ty.model != expected {
+                let text = format!("%{} is {ty}, used as {expected:?} over the model axis", node.0);
+                return Err(GraphError::internal(pass, text));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -87,6 +87,11 @@ impl Tensor {
         &self.data
     }
 
+    /// Returns the elements, without a copy if no other tensor shares them.
+    pub fn into_data(self) -> Data {
+        Arc::unwrap_or_clone(self.data)
+    }
+
     /// The elements if they are floats.
     pub fn f32(&self) -> Option<&[f32]> {
         match &*self.data {

@@ -79,6 +79,21 @@ impl fmt::Display for Space {
     }
 }
 
+/// How the devices of a replica share a value: those along the model axis of a mesh. The verifier uses it to prove that
+/// no device computes with a part of a sum, or with a part of a value where all of it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ModelSpace {
+    /// Equal on all devices of the replica.
+    #[default]
+    Mirrored,
+    /// Every device holds an addend of a sum.
+    Partial,
+    /// Every device holds a candidate for a maximum.
+    PartialMax,
+    /// Every device holds an equal part along this axis. The dimensions of the type are those of the whole.
+    Shard(usize),
+}
+
 /// The workers that a collective spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
@@ -106,12 +121,14 @@ pub struct Type {
     pub space: Space,
     /// Dimensions; for [`Space::Rows`] the dimensions of one row, without the batch.
     pub dims: Vec<usize>,
+    /// How the devices of a replica share it.
+    pub model: ModelSpace,
 }
 
 impl Type {
     /// A type from its parts.
     pub fn new(dtype: DType, space: Space, dims: impl Into<Vec<usize>>) -> Type {
-        Type { dtype, space, dims: dims.into() }
+        Type { dtype, space, dims: dims.into(), model: ModelSpace::Mirrored }
     }
 
     /// Float rows, the input of most layers.
@@ -122,6 +139,11 @@ impl Type {
     /// A mirrored float value.
     pub fn mirrored(dims: impl Into<Vec<usize>>) -> Type {
         Type::new(DType::F32, Space::Mirrored, dims)
+    }
+
+    /// The same type, shared by the devices of a replica like this.
+    pub fn with_model(self, model: ModelSpace) -> Type {
+        Type { model, ..self }
     }
 
     /// Fails if the type has more than [`MAX_RANK`] axes or [`MAX_ELEMENTS`] elements.
@@ -173,7 +195,16 @@ impl Type {
 
 impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dims: Vec<String> = self.dims.iter().map(|d| d.to_string()).collect();
-        write!(f, "{} {}[{}]", self.space, self.dtype, dims.join(","))
+        let dim = |(axis, dim): (usize, &usize)| match self.model {
+            ModelSpace::Shard(cut) if cut == axis => format!("{dim}/model"),
+            _ => dim.to_string(),
+        };
+        let dims: Vec<String> = self.dims.iter().enumerate().map(dim).collect();
+        let model = match self.model {
+            ModelSpace::Mirrored | ModelSpace::Shard(_) => "",
+            ModelSpace::Partial => " partial(model)",
+            ModelSpace::PartialMax => " partial_max(model)",
+        };
+        write!(f, "{}{model} {}[{}]", self.space, self.dtype, dims.join(","))
     }
 }

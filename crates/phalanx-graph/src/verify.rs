@@ -9,24 +9,28 @@ use crate::error::{GraphError, Result};
 use crate::graph::{Graph, ParamId, ParamSpec};
 use crate::loss_scale::STATE;
 use crate::lower::{needs_own_buffer, reads_strided, writes_strided};
-use crate::ops::{Access, Epilogue, Op};
+use crate::ops::{Access, Epilogue, Op, PartsOp};
 use crate::program::{
-    Instr, Location, Options, Program, SHARDS, Split, UpdatePlan, Value, ValueId,
+    Instr, Location, Options, Program, SHARDS, ShardLevel, Split, UpdatePlan, Value, ValueId,
 };
-use crate::types::{DType, Type};
+use crate::types::{DType, Scope, Space, Type};
 
 /// Fails for a mesh without workers, or if the number of workers overflows.
 pub(crate) fn check_options(options: &Options) -> Result<()> {
     let mesh = options.mesh;
     let workers = mesh.devices.checked_mul(mesh.workers).filter(|n| *n > 0);
-    if workers.is_some_and(|n| !mesh.fixed || n == SHARDS) {
+    let parts = mesh.sharding.domains > 0 && mesh.model > 0;
+    if workers.is_some_and(|n| !mesh.fixed || n == SHARDS) && parts {
         return Ok(());
     }
     let expected = match mesh.fixed {
         true => format!("{SHARDS} workers in all"),
         false => "at least one device with at least one worker".into(),
     };
-    let received = format!("{} device(s) of {} worker(s)", mesh.devices, mesh.workers);
+    let received = format!(
+        "{} replica(s) of {} device(s) of {} worker(s) in {} memory domain(s)",
+        mesh.devices, mesh.model, mesh.workers, mesh.sharding.domains
+    );
     Err(GraphError::mismatch("mesh", expected, received))
 }
 
@@ -59,6 +63,7 @@ pub(crate) fn check(program: &Program) -> Result<()> {
     for (i, instr) in program.instrs.iter().enumerate() {
         v.instr(instr).map_err(|what| fail(format!("instruction {i}: {what}")))?;
     }
+    v.gathered_weights().map_err(fail)?;
     match &program.update {
         Some(plan) => v.update(plan),
         None => Ok(()),
@@ -175,6 +180,16 @@ impl Verifier<'_> {
                 let allocated = matches!(v.location, Location::Param(_)) || self.p.update.is_some();
                 expect(allocated, "there are no gradients without an update")
             }
+            Location::Gathered { group, offset } => {
+                let group = self.p.weight_groups.get(group).ok_or("there is no such group")?;
+                let weight = group.weights.iter().find(|(_, at)| *at == offset);
+                let (id, _) = weight.ok_or("there is no weight at its offset")?;
+                let bytes = self.param(*id)?.len() * 4;
+                expect(!v.ty.is_rows() && v.ty.dtype == DType::F32, "weights are whole floats")?;
+                expect(self.end(v, 1)? <= bytes, "it exceeds its weight")?;
+                let inside = offset.checked_add(bytes).is_some_and(|end| end <= group.bytes);
+                expect(inside && group.bytes <= memory.gathered, "its weight exceeds the group")
+            }
             Location::Feed(id) => {
                 let feed = &self.p.feeds.get(id.index()).ok_or("there is no such feed")?.ty;
                 let same = v.ty.dtype == feed.dtype && v.ty.is_rows() == feed.is_rows();
@@ -192,6 +207,7 @@ impl Verifier<'_> {
     fn overlap(&self, a: &Value, b: &Value, rows: usize) -> Result<Overlap, String> {
         let start = |v: &Value| match v.location {
             Location::Arena(at) | Location::Shared(at) | Location::Device(at) => at,
+            Location::Gathered { offset, .. } => offset,
             Location::Feed(_) | Location::Param(_) | Location::Gradient(_) => 0,
         };
         let same_block = match (a.location, b.location) {
@@ -223,13 +239,18 @@ impl Verifier<'_> {
 
     /// Feeds are read-only, and parameters change only by updates and assignments.
     fn writable(&self, v: &Value) -> Check {
-        let writable = !matches!(v.location, Location::Feed(_) | Location::Param(_));
+        let writable = !matches!(
+            v.location,
+            Location::Feed(_) | Location::Param(_) | Location::Gathered { .. }
+        );
         expect(writable, "its result lies in a feed or a parameter")
     }
 
     fn instr(&self, instr: &Instr) -> Check {
         let scope = match instr {
-            Instr::Compute { scope, .. } | Instr::ReduceScatter { scope, .. } => *scope as usize,
+            Instr::Compute { scope, .. }
+            | Instr::ReduceScatter { scope, .. }
+            | Instr::ExchangeParts { scope, .. } => *scope as usize,
             _ => 0,
         };
         expect(scope < self.p.scopes.len().max(1), "it belongs to no layer")?;
@@ -248,6 +269,9 @@ impl Verifier<'_> {
             Instr::ReplicaMean { input, output } => {
                 self.collective(&Op::ReplicaMean, *input, *output)
             }
+            Instr::ExchangeParts { op, input, output, .. } => {
+                self.exchange_parts(*op, *input, *output)
+            }
             Instr::ReduceScatter { input, bias, output, .. } => {
                 self.reduce_scatter(*input, *bias, *output)
             }
@@ -257,6 +281,13 @@ impl Verifier<'_> {
                 let stored = planned.is_some_and(|g| g.sharded && g.operands.is_none());
                 expect(stored, "the gradient of its parameter is not sharded")?;
                 self.kernel_gradient(*param, *x, *dy)
+            }
+            Instr::GatherWeights { group } => {
+                expect(*group < self.p.weight_groups.len(), "there is no such group")
+            }
+            Instr::ReduceGradients { bucket } => {
+                let known = self.p.update.as_ref().is_some_and(|plan| *bucket < plan.buckets.len());
+                expect(known, "there is no such bucket")
             }
             Instr::Update => expect(self.p.update.is_some(), "there is no optimizer"),
             Instr::Assign { param, value } => {
@@ -296,6 +327,8 @@ impl Verifier<'_> {
                 | Op::Reshape { .. }
                 | Op::AllReduce { .. }
                 | Op::ReplicaMean
+                | Op::Model(_)
+                | Op::Parts(PartsOp::Reduce(_) | PartsOp::Join { .. })
         );
         expect(!lowered, "its op is not computed")?;
         let y = self.get(output)?;
@@ -346,6 +379,25 @@ impl Verifier<'_> {
         expect(matches!(x.ty.dtype, DType::F32 | DType::F64), "sums are wide floats")?;
         expect(x.ty.dtype == y.ty.dtype, "its result is of another type")?;
         expect(self.overlap(x, y, 1)? == Overlap::Disjoint, "its operand and result overlap")
+    }
+
+    /// The devices of a replica read each other's operand, so it lies in memory of the worker.
+    fn exchange_parts(&self, op: PartsOp, input: ValueId, output: ValueId) -> Check {
+        let (x, y) = (self.get(input)?, self.get(output)?);
+        expect(self.p.options.mesh.model > 1, "a single device has no parts to exchange")?;
+        expect(!matches!(op, PartsOp::Take { .. }), "it exchanges nothing")?;
+        self.typed(&Op::Parts(op), &[x], y)?;
+        let own = !matches!(x.location, Location::Feed(_) | Location::Gathered { .. });
+        expect(own, "other devices cannot read its operand")?;
+        expect(x.contiguous() && y.contiguous(), "it has gaps")?;
+        expect(
+            x.ty.dtype == y.ty.dtype && x.ty.dtype.bytes() <= 8,
+            "its result is of another type",
+        )?;
+        expect(
+            self.overlap(x, y, self.rows)? == Overlap::Disjoint,
+            "its operand and result overlap",
+        )
     }
 
     /// Only devices of several workers shard kernels, so executors of one worker need not know how.
@@ -436,6 +488,13 @@ impl Verifier<'_> {
                     expect(spec.dims.len() == 2, "only matrices are sharded")?;
                 }
                 expect(g.operands.is_none() || g.sharded, "it is not sharded")?;
+                if let Some(value) = g.value {
+                    let v = self.get(value)?;
+                    let partial = v.ty.space == Space::Partial && v.ty.dtype == DType::F32;
+                    expect(partial && v.contiguous(), "it is no partial sum without gaps")?;
+                    expect(v.ty.dims == spec.dims, "it is not that of the parameter")?;
+                    expect(!g.sharded, "it is computed from its operands")?;
+                }
                 g.operands.map_or(Ok(()), |(x, dy)| self.kernel_gradient(g.param, x, dy))
             };
             let name = || format!("gradient of parameter {}", g.param.0);
@@ -454,10 +513,86 @@ impl Verifier<'_> {
         if next != plan.gradients.len() {
             return Err(fail(format!("buckets end at {next} of {} gradients", seen.len())));
         }
+        self.reductions(plan).map_err(fail)?;
         let Some(scaling) = plan.loss_scale else { return Ok(()) };
         let state = self.param(scaling.state).map_err(fail)?;
         let valid = !seen[scaling.state.index()] && state.len() == STATE;
         if valid { Ok(()) } else { Err(fail(format!("'{}' is not a loss scale", state.name))) }
+    }
+
+    /// Weights that the memory domains have divided are read while their group is complete, and groups are gathered in
+    /// order.
+    fn gathered_weights(&self) -> Check {
+        let mut next = 0;
+        for instr in &self.p.instrs {
+            if let Instr::GatherWeights { group } = instr {
+                expect(*group == next, "a group of weights is gathered out of order")?;
+                next += 1;
+            }
+            for value in instr.inputs() {
+                match self.get(value)?.location {
+                    Location::Gathered { group, .. } => {
+                        expect(group + 1 == next, "a weight is read while it is not gathered")?;
+                    }
+                    Location::Param(id) => {
+                        let divided = self.p.options.mesh.sharding.divides_weight(self.param(id)?);
+                        expect(
+                            !divided,
+                            "a weight that is divided is read without being gathered",
+                        )?;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for group in &self.p.weight_groups {
+            for (id, _) in &group.weights {
+                let divided = self.p.options.mesh.sharding.divides_weight(self.param(*id)?);
+                expect(divided, "a weight is gathered that is not divided")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// If gradients are sharded, every bucket is reduced once before the update, in order. The workers wait before it for
+    /// each other's gradients, and after it until they may overwrite them.
+    fn reductions(&self, plan: &UpdatePlan) -> Check {
+        let instrs = &self.p.instrs;
+        let sharded = self.p.options.mesh.sharding.level >= ShardLevel::Gradients;
+        let mut next = 0;
+        for (at, instr) in instrs.iter().enumerate() {
+            match instr {
+                Instr::ReduceGradients { bucket } => {
+                    expect(sharded && *bucket == next, "a bucket is reduced out of order")?;
+                    next += 1;
+                    let barrier = |at: usize| instrs.get(at) == Some(&Instr::Barrier(Scope::All));
+                    let waits = at > 0 && barrier(at - 1) && barrier(at + 1);
+                    expect(waits, "a bucket is not reduced between two barriers")?;
+                    let done = self.complete(plan, *bucket, &instrs[..at - 1]);
+                    expect(done, "a gradient is reduced before it is computed")?;
+                }
+                Instr::Update => {
+                    let all = !sharded || next == plan.buckets.len();
+                    expect(all, "a bucket is not reduced before the update")?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the instructions compute all gradients of a bucket.
+    fn complete(&self, plan: &UpdatePlan, bucket: usize, instrs: &[Instr]) -> bool {
+        let written = |value: ValueId| {
+            let location = self.p.value(value).location;
+            let same = |output: ValueId| self.p.value(output).location == location;
+            matches!(location, Location::Feed(_))
+                || instrs.iter().filter_map(Instr::output).any(same)
+        };
+        plan.gradients[plan.buckets[bucket].clone()].iter().all(|g| {
+            let operands = g.operands.into_iter().flat_map(|(x, dy)| [x, dy]);
+            g.value.into_iter().chain(operands).all(written)
+        })
     }
 }
 

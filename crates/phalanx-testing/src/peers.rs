@@ -219,7 +219,15 @@ impl Executor for Job {
     }
 
     fn read(&self, id: StateId) -> Result<Option<Vec<f32>>, ExecError> {
-        self.first(|e| e.read(id))
+        // All processes take part, since they may have divided the state.
+        let mut all = self.all(|e| e.read(id))?;
+        let bits = |v: &Option<Vec<f32>>| -> Vec<u32> {
+            v.iter().flatten().map(|v| v.to_bits()).collect()
+        };
+        for other in &all[1..] {
+            assert_eq!(bits(&all[0]), bits(other), "processes read different bits");
+        }
+        Ok(all.swap_remove(0))
     }
 
     fn write(&mut self, id: StateId, values: &[f32]) -> Result<(), ExecError> {

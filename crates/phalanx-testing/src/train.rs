@@ -8,7 +8,8 @@ use crate::networks::{
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
 use phalanx_exec::{Accumulate, Batch, Executor, StateId};
 use phalanx_graph::update::Clip;
-use phalanx_graph::{Mesh, ParamId, Scope, Step};
+use phalanx_graph::{Mesh, ParamId, Program, Scope, Step};
+use std::sync::Arc;
 
 /// Parameters, then slots.
 type State = Vec<Vec<f32>>;
@@ -60,6 +61,11 @@ fn check(lab: &dyn Lab, step: &Step, scope: Scope, max: usize, batches: &[Miniba
     }
 }
 
+/// Compares a run on batches of these rows with the simulation, on every mesh.
+pub fn check_batches(lab: &dyn Lab, step: &Step, scope: Scope, max: usize, rows: &[usize]) {
+    check(lab, step, scope, max, &batches(step, rows));
+}
+
 fn check_on(
     lab: &dyn Lab,
     mesh: Mesh,
@@ -102,9 +108,15 @@ fn check_on(
 
 /// The bits of the fetched values and the final state of a few steps. Some steps accumulate gradients, and
 /// some have fewer rows than there are devices.
-pub fn bits(mut e: Box<dyn Executor>, step: &Step) -> Vec<Vec<u32>> {
+pub fn bits(e: Box<dyn Executor>, step: &Step) -> Vec<Vec<u32>> {
+    let program = compile(step, e.mesh(), 9);
+    bits_of(e, step, program)
+}
+
+/// The same with a program of the step for up to 9 rows.
+pub fn bits_of(mut e: Box<dyn Executor>, step: &Step, program: Arc<Program>) -> Vec<Vec<u32>> {
     set_params(&mut *e, &Numbers::new(0).params(step));
-    let id = e.load(compile(step, e.mesh(), 9)).expect("loads");
+    let id = e.load(program).expect("loads");
     let part = |first, apply| Some(Accumulate { first, weight: 4.0, apply });
     let mut batches = batches(step, &[9, 2, 4, 1, 0, 9]);
     batches[2].accumulate = part(true, None);

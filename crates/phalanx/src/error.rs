@@ -157,6 +157,9 @@ pub enum Error {
         /// The feature that provides it.
         feature: &'static str,
     },
+    /// An error of a callback or dataset that was written in another language or crate, unchanged.
+    #[error("{0}")]
+    Foreign(Box<dyn std::error::Error + Send + Sync>),
     /// A dataset whose files are missing.
     #[error(
         "dataset '{}' was not found; put {} into {}",
@@ -214,9 +217,6 @@ fn largest_fitting_batch(largest: Option<usize>) -> String {
 }
 
 fn suggestion(known: &[String], name: &str) -> String {
-    // Names from files may have any length.
-    const MAX_COMPARED_CHARS: usize = 100;
-    let name: String = name.chars().take(MAX_COMPARED_CHARS).collect();
     // Prefer a typo of a known name, then a name that shares a substring or a prefix.
     let distance_if_close = |k: &String| {
         let distance = edit_distance(&k.to_lowercase(), &name.to_lowercase());
@@ -238,11 +238,13 @@ fn suggestion(known: &[String], name: &str) -> String {
     }
 }
 
-/// The Levenshtein distance between two names.
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
+/// The Levenshtein distance between the first 100 characters of two names.
+pub(crate) fn edit_distance(from: &str, to: &str) -> usize {
+    // Names from files may have any length.
+    const MAX_CHARS: usize = 100;
+    let to: Vec<char> = to.chars().take(MAX_CHARS).collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.chars().enumerate() {
+    for (i, a) in from.chars().take(MAX_CHARS).enumerate() {
         let mut corner = row[0];
         row[0] = i + 1;
         for (j, b) in to.iter().enumerate() {

@@ -150,7 +150,8 @@ pub mod prelude {
         LearningRateSchedule, PiecewiseConstantDecay, PolynomialDecay,
     };
     pub use crate::strategy::{
-        DeviceKind, MirroredStrategy, Policy, list_physical_devices, set_visible_devices,
+        DataParallel, DeviceKind, DeviceMesh, LayoutMap, MirroredStrategy, ModelParallel, Policy,
+        Recompute, Shard, list_physical_devices, set_visible_devices,
     };
     pub use crate::workers::MultiWorkerMirroredStrategy;
     pub use crate::{Data, Tensor, applications, datasets};

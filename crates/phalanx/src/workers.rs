@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::Interrupt;
-use crate::strategy::MirroredStrategy;
+use crate::strategy::{MirroredStrategy, Shard};
 use phalanx_distributed::launch::{self, Launch};
 use phalanx_distributed::rendezvous;
 #[cfg(feature = "mpi")]
@@ -102,6 +102,12 @@ impl MultiWorkerMirroredStrategy {
         self
     }
 
+    /// Divides the training state among the workers: see [`MirroredStrategy::shard`].
+    pub fn shard(mut self, shard: Shard) -> MultiWorkerMirroredStrategy {
+        self.local = self.local.shard(shard);
+        self
+    }
+
     /// Number of replicas over all workers: the factor between a per-replica and the global batch.
     pub fn num_replicas_in_sync(&self) -> usize {
         let alone = self.local.num_replicas_in_sync();
@@ -187,11 +193,26 @@ impl MultiWorkerMirroredStrategy {
             None => return self.local.executor(params, None),
             Some(c) => (c.all_devices(), c.devices.iter().all(|d| *d == c.devices[0])),
         };
+        self.check_shard()?;
         if self.local.is_deterministic() && !(even && Mesh::fixed(all).is_some()) {
             let expected = "1, 2, 4 or 8 replicas, the same number on every worker";
             return Err(Error::argument(OWNER, "deterministic", expected, all));
         }
         self.local.executor(params, self.cluster.clone())
+    }
+}
+
+impl MultiWorkerMirroredStrategy {
+    /// Fails unless all workers divide the same parts of the training state: reading them takes all workers.
+    fn check_shard(&self) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let mine = self.local.requested_shard().name();
+        let all = all_gather(&*cluster.peers, mine.as_bytes()).map_err(peer_lost)?;
+        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        let on = |rank: usize| {
+            format!("{} on {}", String::from_utf8_lossy(&all[rank]), cluster.peers.name(rank))
+        };
+        Err(Error::argument(OWNER, "shard", on(0), on(rank)))
     }
 }
 

@@ -1,8 +1,10 @@
 //! Arguments that select devices, workers, precision, batch size and memory.
 
+use crate::mesh_args::MeshArg;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args as ClapArgs, ValueEnum};
-use phalanx::prelude::DeviceKind;
+use phalanx::prelude::{DeviceKind, Recompute};
+use std::path::PathBuf;
 
 /// The devices to run on, and how.
 #[derive(Clone, Debug, Default, ClapArgs)]
@@ -25,6 +27,31 @@ pub struct DeviceArgs {
     /// How GPUs store activations (default: as the model file says, else float32); CPU devices always use 32-bit floats
     #[arg(long)]
     pub precision: Option<PrecisionArg>,
+    /// Divide the training state among workers or GPUs, so that larger models fit
+    #[arg(long)]
+    pub shard: Option<ShardArg>,
+    /// Whether the backward pass computes activations again instead of keeping them: auto (if a step does not fit in memory
+    /// otherwise), never, or a number of segments
+    #[arg(long, value_parser = recompute, default_value = "auto")]
+    pub recompute: Recompute,
+    /// Replicas over all workers, and the devices that divide the work of each, such as data=2,model=4; data=* takes the
+    /// devices there are
+    #[arg(long, conflicts_with_all = ["replicas", "gpus"])]
+    pub mesh: Option<MeshArg>,
+    /// What the second axis of --mesh divides: TOML such as ".*/ffn_up/kernel" = ["-", "model"]
+    #[arg(long, requires = "mesh")]
+    pub layout: Option<PathBuf>,
+}
+
+/// What is divided among memories instead of being copied to every replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShardArg {
+    /// The optimizer's slots and accumulated gradients
+    Optimizer,
+    /// Also the gradients
+    Gradients,
+    /// Also the weights, which are gathered before they are used
+    Weights,
 }
 
 /// How activations are stored.
@@ -77,6 +104,41 @@ impl std::str::FromStr for Bytes {
     }
 }
 
+/// A number of operations, bytes or bits per second, as in `400T`, `200GB/s` or `100Gbit/s`; bits count as eighths.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate(pub f64);
+
+impl std::str::FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        let digits = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let unit = unit.trim().trim_end_matches("/s");
+        let (prefix, divisor) = match unit.strip_suffix("bit") {
+            Some(prefix) => (prefix, 8.0),
+            None => (unit.trim_end_matches("FLOPS").trim_end_matches('B'), 1.0),
+        };
+        let power = ["", "k", "M", "G", "T", "P"].iter().position(|p| *p == prefix);
+        let value = number.parse::<f64>().ok().zip(power);
+        let value = value.map(|(n, power)| n * 1000f64.powi(power as i32) / divisor);
+        match value.filter(|v| (1.0..=1e20).contains(v)) {
+            Some(value) => Ok(Rate(value)),
+            None => Err("expected a number and a unit, as in 400T, 200GB/s or 100Gbit/s".into()),
+        }
+    }
+}
+
+/// Parses `auto`, `never` or a number of segments.
+fn recompute(text: &str) -> Result<Recompute, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(Recompute::Auto),
+        ("never", _) => Ok(Recompute::Never),
+        (_, Ok(segments @ 2..=1024)) => Ok(Recompute::Segments(segments)),
+        _ => Err("expected auto, never or 2 to 1024 segments".into()),
+    }
+}
+
 /// Parses `cpu` or `gpu`.
 pub fn device_kind(text: &str) -> Result<DeviceKind, String> {
     text.parse().map_err(|_| "expected cpu or gpu".into())
@@ -85,6 +147,18 @@ pub fn device_kind(text: &str) -> Result<DeviceKind, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_have_prefixes() {
+        let rate = |text: &str| text.parse::<Rate>().ok().map(|r| r.0);
+        assert_eq!(rate("400T"), Some(400e12));
+        assert_eq!(rate("200GB/s"), Some(200e9));
+        assert_eq!(rate("100Gbit/s"), Some(12.5e9));
+        assert_eq!(rate("1.5TFLOPS"), Some(1.5e12));
+        for bad in ["", "T", "0", "-1T", "4X", "nan", "1e99T"] {
+            assert_eq!(rate(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn bytes_have_units() {

@@ -8,8 +8,8 @@ mod train;
 pub use data::{
     CategoriesArg, DATA_HELP, DataArgs, DataCommand, MissingArg, Rescale, ShapeArgs, Size,
 };
-pub use device::{BatchArgs, Bytes, DeviceArgs, PrecisionArg};
-pub use model::{Bench, Evaluate, Inspect, Plan, Predict};
+pub use device::{BatchArgs, Bytes, DeviceArgs, PrecisionArg, Rate, ShardArg};
+pub use model::{Bench, Evaluate, Inspect, MeshPlanArgs, Plan, Predict};
 pub use train::{Augment, Schedule, Train};
 
 use clap::{Parser, Subcommand};
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 /// Deep learning in lockstep on every device you have.
 #[derive(Debug, Parser)]
-#[command(version, about = "Deep learning in lockstep on every device you have")]
+#[command(name = "phalanx", version, about = "Deep learning in lockstep on every device you have")]
 #[command(propagate_version = true)]
 #[command(
     after_help = "Exit codes: 0 success, 1 failure (one line on standard error gives the reason), \
@@ -142,6 +142,8 @@ Example:
   phalanx plan resnet50 --device gpu --precision mixed_bfloat16
   phalanx plan model.keras --devices gpu:0,gpu:1 --batch-size 256
   phalanx plan sequences.keras --input-shape 128x3   # open sizes
+  phalanx plan gpt2 --device gpu --mesh data=2,model=4 --layout gpt2.toml --shard weights --global-batch-size 16
+  phalanx plan gpt2 --device gpu --mesh auto --count 8 --layout gpt2.toml --memory 80GB --flops 400T --link 200GB/s,50GB/s
 
 No GPU is needed or used. Memory depends on each replica's share of the batch, as in train.")]
     Plan(Plan),

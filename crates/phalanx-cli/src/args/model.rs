@@ -1,7 +1,11 @@
 //! Arguments of the commands that take a model and do not train it.
 
 use super::device::device_kind;
-use super::{Augment, BatchArgs, Bytes, DataArgs, DeviceArgs, PrecisionArg, Rescale, ShapeArgs};
+use super::{
+    Augment, BatchArgs, Bytes, DataArgs, DeviceArgs, PrecisionArg, Rate, Rescale, ShapeArgs,
+    ShardArg,
+};
+use crate::mesh_args::MeshChoice;
 use crate::network::{DataParser, ModelArg, ModelArgParser};
 use clap::Args as ClapArgs;
 use clap::builder::RangedU64ValueParser;
@@ -160,10 +164,41 @@ pub struct Plan {
     /// batch that fits
     #[arg(long)]
     pub memory: Option<Bytes>,
+    /// A mesh of devices, as for train, or auto: the fastest of all meshes of --count devices that fit
+    #[command(flatten)]
+    pub mesh: MeshPlanArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
     /// Open sizes
     #[command(flatten)]
     pub shapes: ShapeArgs,
+}
+
+/// A mesh to plan for.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct MeshPlanArgs {
+    /// Replicas, and the devices that divide the work of each, such as data=2,model=4; or auto, which compares all meshes
+    /// of --count devices
+    #[arg(long, conflicts_with = "devices")]
+    pub mesh: Option<MeshChoice>,
+    /// What the second axis of --mesh divides: TOML such as ".*/ffn_up/kernel" = ["-", "model"]
+    #[arg(long, requires = "mesh")]
+    pub layout: Option<PathBuf>,
+    /// What the memories divide, instead of a copy for every replica
+    #[arg(long)]
+    pub shard: Option<ShardArg>,
+    /// Processes that the CPU devices belong to
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub workers: usize,
+    /// Devices of --mesh auto
+    #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub count: usize,
+    /// Operations per second of a device, such as 400T; with --link also predicts the time of a step
+    #[arg(long)]
+    pub flops: Option<Rate>,
+    /// Bytes per second that a device sends to the others of its replica and to those of other replicas, such as
+    /// 200GB/s,100Gbit/s
+    #[arg(long, value_delimiter = ',', num_args = 1..=2, requires = "flops")]
+    pub link: Vec<Rate>,
 }

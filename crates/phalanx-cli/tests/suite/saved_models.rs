@@ -93,6 +93,49 @@ fn a_model_with_integer_inputs_can_be_measured() {
     assert!(out.contains("6 rows to train on"), "{out}");
 }
 
+/// The command took 32 samples in a batch, which such a model refuses.
+#[test]
+fn a_stateful_model_predicts_and_evaluates_with_the_batch_size_of_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = Input::new([3, 2]).batch_size(4).symbol();
+    let output = Dense::new(1).apply(LSTM::new(5).stateful(true).named("memory").apply(&input));
+    let mut model = Model::new(&input, &output).unwrap();
+    model.compile(Compile::new("sgd").loss("mse")).unwrap();
+    model.save(dir.path().join("model.keras")).unwrap();
+    let (x, y) = (floats(&[12, 3, 2], 0), floats(&[12, 1], 1));
+    npy::write(&dir.path().join("x.npy"), &x).unwrap();
+    npy::write(&dir.path().join("x10.npy"), &floats(&[10, 3, 2], 0)).unwrap();
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
+
+    let predict = ["predict", "model.keras", "--input", "x.npy", "--output", "y.npy"];
+    succeeds(dir.path(), &predict);
+    let expected = model.predict_with(&x, Inference::new().batch_size(4)).unwrap();
+    let received = npy::read(&dir.path().join("y.npy")).unwrap().to_tensor();
+    assert_eq!(*received, expected[0]);
+    model.reset_states();
+    let logs = model.evaluate_with((&x, &y), Inference::new().batch_size(4)).unwrap();
+    let loss = format!("test - loss: {:.4}", logs.get("loss").unwrap());
+    let evaluate = ["evaluate", "model.keras", "--data", "d.npz"];
+    for flags in [&[][..], &["--batch-size", "4"], &["--replicas", "2", "--batch-size", "2"]] {
+        let out = succeeds(dir.path(), &[&evaluate[..], flags].concat());
+        assert!(out.contains(&loss), "{out} should contain {loss}");
+    }
+    let conflict = [&evaluate[..], &["--batch-size", "8"]].concat();
+    let message = "--batch-size: expected 4 samples over all replicas, as the states of the model have, received 8";
+    assert_eq!(fault(dir.path(), &conflict, 1, message), None);
+    // The last batch has samples for two of the four states.
+    let rest = ["predict", "model.keras", "--input", "x10.npy", "--output", "y.npy"];
+    let message = "layer 'memory': size of batch 3 of the data: expected 4 samples, as its states have, received 2";
+    assert_eq!(fault(dir.path(), &rest, 1, message), None);
+    let train = ["train", "model.keras", "--data", "d.npz", "--epochs", "1"];
+    assert!(succeeds(dir.path(), &train).contains("batch: 4 global"));
+    assert!(
+        succeeds(dir.path(), &["bench", "model.keras", "--steps", "2", "--json"])
+            .contains("\"batch\":4")
+    );
+    succeeds(dir.path(), &["plan", "model.keras"]);
+}
+
 /// A table of texts, and a model that takes them.
 #[test]
 fn a_model_of_strings_trains_evaluates_and_predicts_on_a_table() {

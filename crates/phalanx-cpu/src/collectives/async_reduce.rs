@@ -1,27 +1,58 @@
-//! A thread that all-reduces finished gradient buckets over all processes while the workers keep computing.
+//! A thread that reduces finished gradient buckets over all processes while the workers keep computing.
 
-use super::process_collectives::all_reduce;
+use super::exchange_layout::GroupLayout;
+use super::exchanges::{all_reduce, gather_group, gather_parts, reduce_scatter};
 use phalanx_distributed::{PeerError, ProcessGroup};
 use std::any::Any;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Floats to reduce in place: first element and length. The thread has exclusive access to them.
-struct Bucket(*mut f32, usize);
+/// What the processes do with a bucket.
+pub(crate) enum JobKind {
+    /// Sum it; all processes get the sum.
+    AllReduce,
+    /// Sum it; each process gets the sum of its part. Runs of it are then copied to another buffer, if there is one.
+    ReduceScatter(Option<(*mut f32, Arc<[Run]>)>),
+    /// Send each process's part to the others.
+    AllGather,
+    /// Gather a group of weights, of which each process holds a part, into another buffer.
+    GatherWeights { weights: *const f32, to: *mut f32, layout: Arc<GroupLayout> },
+}
 
-// SAFETY: the caller of `ReduceThread::submit` does not touch the floats before `flush` returns, and
-// `flush` waits until no bucket is queued or in flight.
-unsafe impl Send for Bucket {}
+/// Floats to copy from a bucket to another buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// First float in the bucket.
+    pub from: usize,
+    /// First float in the other buffer.
+    pub to: usize,
+    pub len: usize,
+}
+
+/// Floats to work on in place: first element and length, and the part of each process. The thread has exclusive
+/// access to them.
+struct Job {
+    kind: JobKind,
+    floats: (*mut f32, usize),
+    parts: Arc<[Range<usize>]>,
+}
+
+// SAFETY: the caller of `ReduceThread::submit` does not touch the floats before `wait` or `flush` reports the job as
+// finished.
+unsafe impl Send for Job {}
 
 #[derive(Default)]
 struct Queue {
-    buckets: VecDeque<Bucket>,
-    /// A bucket is in flight.
+    jobs: VecDeque<Job>,
+    /// A job is in flight.
     busy: bool,
+    /// Jobs submitted so far.
+    submitted: u64,
     closed: bool,
-    /// The first error. The thread reduces nothing after it.
+    /// The first error. The thread does nothing after it.
     failed: Option<PeerError>,
 }
 
@@ -43,7 +74,7 @@ impl Shared {
     }
 }
 
-/// Reduces buckets one at a time, in the order of submission.
+/// Runs jobs one at a time, in the order of submission.
 pub(crate) struct ReduceThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -59,26 +90,54 @@ impl ReduceThread {
         Ok(ReduceThread { shared, thread: Some(thread) })
     }
 
-    /// Queues floats to be summed over all processes, in place. Does nothing after an error.
+    /// Queues a job on floats, a pointer and their number. Returns its number for [`wait_for`](Self::wait_for). Does nothing
+    /// after an error.
     ///
     /// # Safety
-    /// The floats are valid and not accessed by anyone else until [`flush`](Self::flush) returns or the
-    /// `ReduceThread` is dropped.
-    pub unsafe fn submit(&self, first: *mut f32, len: usize) {
+    /// The floats, and those that the kind of the job names, are valid and not accessed by anyone else until [`flush`](Self::flush) returns, [`wait`](Self::wait)
+    /// reports the job as finished, or the `ReduceThread` is dropped.
+    pub unsafe fn submit(
+        &self,
+        kind: JobKind,
+        floats: (*mut f32, usize),
+        parts: Arc<[Range<usize>]>,
+    ) -> u64 {
         let mut queue = self.shared.queue();
         if queue.failed.is_none() {
-            queue.buckets.push_back(Bucket(first, len));
+            queue.jobs.push_back(Job { kind, floats, parts });
+            queue.submitted += 1;
             self.shared.changed.notify_all();
         }
+        queue.submitted
     }
 
-    /// Waits until every submitted bucket is reduced or abandoned. Either way the thread no longer
+    /// Waits until the job of this number is finished, or an error has abandoned it.
+    ///
+    /// # Errors
+    /// The first error of any job.
+    pub fn wait_for(&self, job: u64) -> Result<(), PeerError> {
+        let done = |queue: &Queue| {
+            let unfinished = queue.jobs.len() + usize::from(queue.busy);
+            queue.submitted - unfinished as u64 >= job || queue.failed.is_some()
+        };
+        self.shared.wait_until(done).failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Waits until every submitted job is finished or abandoned. Either way the thread no longer
     /// accesses any floats when this returns.
     ///
     /// # Errors
-    /// The first error of any bucket.
+    /// The first error of any job.
     pub fn flush(&self) -> Result<(), PeerError> {
-        let done = |queue: &Queue| queue.buckets.is_empty() && !queue.busy;
+        self.wait(0)
+    }
+
+    /// Waits until at most `left` jobs are unfinished, or an error has abandoned them all.
+    ///
+    /// # Errors
+    /// The first error of any job.
+    pub fn wait(&self, left: usize) -> Result<(), PeerError> {
+        let done = |queue: &Queue| queue.jobs.len() + usize::from(queue.busy) <= left;
         self.shared.wait_until(done).failed.clone().map_or(Ok(()), Err)
     }
 }
@@ -86,21 +145,43 @@ impl ReduceThread {
 fn run(shared: &Shared, peers: &dyn ProcessGroup, tree: bool) {
     let mut received = vec![];
     loop {
-        let mut queue = shared.wait_until(|queue| queue.closed || !queue.buckets.is_empty());
+        let mut queue = shared.wait_until(|queue| queue.closed || !queue.jobs.is_empty());
         if queue.closed {
             return;
         }
-        let Some(Bucket(first, len)) = queue.buckets.pop_front() else { continue };
+        let Some(Job { kind, floats: (first, len), parts }) = queue.jobs.pop_front() else {
+            continue;
+        };
         queue.busy = true;
         drop(queue);
         // SAFETY: the contract of `submit`.
         let values = unsafe { std::slice::from_raw_parts_mut(first, len) };
-        let work = AssertUnwindSafe(|| all_reduce(peers, tree, values, &mut received));
+        let work = AssertUnwindSafe(|| match &kind {
+            JobKind::AllReduce => all_reduce(peers, tree, values, &parts, &mut received),
+            JobKind::ReduceScatter(sums) => {
+                reduce_scatter(peers, tree, values, &parts, &mut received)?;
+                for (buffer, run) in
+                    sums.iter().flat_map(|(buffer, runs)| runs.iter().map(move |r| (*buffer, r)))
+                {
+                    let from = &values[run.from..run.from + run.len];
+                    // SAFETY: the contract of `submit`.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(from.as_ptr(), buffer.add(run.to), run.len)
+                    };
+                }
+                Ok(())
+            }
+            JobKind::AllGather => gather_parts(peers, values, &parts, &mut received),
+            // SAFETY: the contract of `submit`.
+            JobKind::GatherWeights { weights, to, layout } => unsafe {
+                gather_group(peers, (*weights, *to), layout, &mut received)
+            },
+        });
         let result = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(peers, &*panic)));
         let mut queue = shared.queue();
         queue.busy = false;
         if let Err(error) = result {
-            queue.buckets.clear();
+            queue.jobs.clear();
             queue.failed = Some(error);
         }
         drop(queue);
@@ -145,8 +226,9 @@ mod tests {
             let group = Arc::new(TestGroup { rank: 1, exchange });
             let thread = ReduceThread::start(group, false).unwrap();
             for _ in 0..2 {
+                let floats = (values.as_mut_ptr(), values.len());
                 // SAFETY: the floats outlive the call of `flush`.
-                unsafe { thread.submit(values.as_mut_ptr(), values.len()) };
+                unsafe { thread.submit(JobKind::AllReduce, floats, [0..8, 8..8].into()) };
                 sender.send(thread.flush()).unwrap();
             }
         });
@@ -169,11 +251,12 @@ mod tests {
         let thread = ReduceThread::start(Arc::new(TestGroup { rank: 0, exchange }), false).unwrap();
         for _ in 0..3 {
             let mut values = vec![1f32; 64];
+            let floats = (values.as_mut_ptr(), values.len());
             // SAFETY: the floats outlive the call of `flush` and are freed right after it.
-            unsafe { thread.submit(values.as_mut_ptr(), values.len()) };
+            unsafe { thread.submit(JobKind::AllReduce, floats, [0..32, 32..64].into()) };
             assert_eq!(thread.flush().unwrap_err().to_string(), "rank 1: gone");
             let queue = thread.shared.queue();
-            assert!(queue.buckets.is_empty() && !queue.busy, "the thread holds freed floats");
+            assert!(queue.jobs.is_empty() && !queue.busy, "the thread holds freed floats");
         }
         drop(thread);
         assert_eq!(exchanges.load(Ordering::SeqCst), 1, "nothing is sent after a failure");

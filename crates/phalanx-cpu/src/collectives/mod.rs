@@ -2,7 +2,13 @@
 //! reduction of gradients with the optimizer's update.
 
 pub(crate) mod async_reduce;
+mod chunks;
+mod exchanges;
+pub(crate) mod exchange_layout;
+mod norms;
+pub(crate) mod parts;
 pub(crate) mod process_collectives;
+pub(crate) mod reduction;
 #[cfg(test)]
 mod test_group;
 pub(crate) mod update;
@@ -19,7 +25,7 @@ pub(crate) fn exchange_collectives(ctx: &WorkerCtx<'_>, barrier: usize) {
     let all = &ctx.run.loaded.fused_collectives;
     let Some(fused) = ProcessCollectives::after_barrier(all, barrier) else { return };
     if ctx.is_leader() {
-        ctx.unwrap_or_abort(collectives.reduce(ctx, fused));
+        ctx.run.unwrap_or_abort(collectives.reduce(ctx, fused));
     }
     ctx.barrier(Scope::All);
 }
@@ -41,12 +47,25 @@ pub(crate) fn take_reduced(ctx: &WorkerCtx<'_>, at: usize, instr: &Instr) -> boo
     true
 }
 
+/// Makes a group of weights complete, after all workers have finished reading the group before it.
+pub(crate) fn gather_weights(ctx: &WorkerCtx<'_>, group: usize) {
+    let Some(collectives) = ctx.run.collectives else { return };
+    ctx.barrier(Scope::All);
+    if ctx.is_leader() {
+        let groups = &ctx.run.loaded.weight_groups;
+        let weights = ctx.state().params.f32().cast_const();
+        // SAFETY: the workers have passed the barrier.
+        ctx.run.unwrap_or_abort(unsafe { collectives.gather_weights(groups, group, weights) });
+    }
+    ctx.barrier(Scope::All);
+}
+
 /// `output` = the sum of `input` over the workers of a scope.
 pub(crate) fn all_reduce(ctx: &WorkerCtx<'_>, scope: Scope, input: ValueId, output: ValueId) {
     let (from, len) = (ctx.value(input), ctx.value(input).ty.len());
     let devices = match scope {
         Scope::Device => ctx.device..ctx.device + 1,
-        Scope::All => ctx.devices(),
+        Scope::All => ctx.run.devices(),
     };
     let sources = devices.flat_map(|d| (0..ctx.run.mesh.workers).map(move |w| (d, w)));
     let out = ctx.address(ctx.value(output), ctx.device, ctx.worker);
@@ -76,7 +95,7 @@ pub(crate) fn replica_mean(ctx: &WorkerCtx<'_>, input: ValueId, output: ValueId)
     let len = out.len();
     // SAFETY: the first worker of every device finished its statistics before the barrier that
     // precedes this.
-    let values = ctx.devices().map(|device| unsafe {
+    let values = ctx.run.devices().map(|device| unsafe {
         std::slice::from_raw_parts(ctx.address(from, device, 0).cast::<f32>(), len)
     });
     weighted_mean(ctx.run.mesh, ctx.run.batch.rows, values, out);

@@ -4,22 +4,20 @@
 //! adds them in rank order, so that all hold the same bits. On a fixed mesh the shards of a process are a
 //! complete subtree of the summation tree that a single process would use.
 
-use super::async_reduce::ReduceThread;
+use super::async_reduce::{JobKind, ReduceThread};
+use super::exchange_layout::{BucketLayout, GroupLayout};
+use super::exchanges::{bytes, bytes_mut, doubles, doubles_mut, floats, floats_mut, split_ranges};
 use super::{sum_slices, sum_sources, weighted_mean};
-use crate::executor::grow;
+use crate::executor::{ProcessBytes, grow};
 use crate::memory::{Buffer, Heap};
-use crate::worker::{WorkerCtx, has_compute};
-use phalanx_distributed::{PeerError, ProcessGroup};
+use crate::worker::WorkerCtx;
+use phalanx_distributed::{PeerError, all_gather};
 use phalanx_exec::{Cluster, ExecError, LocalShard, ProcessFlags};
-use phalanx_graph::program::{GradientPlan, Instr, Location, Program, ValueId, split_range};
-use phalanx_graph::{DType, Mesh, ParamId, Scope};
+use phalanx_graph::program::{Instr, Program, ValueId};
+use phalanx_graph::{DType, Mesh, Scope};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-/// Up to this many floats an all-reduce is one all-gather. Above, it is a reduce-scatter followed by an
-/// all-gather.
-const ALLGATHER_MAX_FLOATS: usize = 4096;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The executor's side of the collectives between processes.
 pub(crate) struct ProcessCollectives {
@@ -34,8 +32,14 @@ pub(crate) struct ProcessCollectives {
     results: Buffer,
     /// Gradients summed over this process, then over all, in the order of the update plan.
     pub gradients: Buffer,
+    /// Groups of weights that were gathered from all processes; they take turns.
+    pub gathered: [Buffer; 2],
     /// Workers that have summed their part of the current bucket.
     workers_done: AtomicUsize,
+    /// The answer of the last call of [`agree`](Self::agree).
+    agreed: AtomicBool,
+    /// The job that fills each buffer of weights.
+    gather_tickets: [AtomicU64; 2],
     state: Mutex<State>,
 }
 
@@ -44,7 +48,6 @@ struct State {
     outgoing: Vec<u64>,
     /// By rank.
     incoming: Vec<Vec<u64>>,
-    received: Vec<f32>,
     /// The flags that this process sends with the next step.
     next_flags: u64,
     /// The flags of all processes in the last step, combined by OR.
@@ -116,16 +119,6 @@ pub(crate) fn result_bytes(fused: &[FusedCollective]) -> usize {
     fused.iter().flat_map(|f| &f.parts).map(|p| p.words() * 8).sum()
 }
 
-/// The offset of each gradient in `ProcessCollectives::gradients`, followed by the total length; in floats.
-pub(crate) fn gradient_offsets(program: &Program) -> Vec<usize> {
-    let mut offsets = vec![0];
-    for g in program.update().into_iter().flat_map(|plan| &plan.gradients) {
-        let len = program.params()[g.param.index()].len();
-        offsets.push(offsets.last().copied().unwrap_or(0) + len);
-    }
-    offsets
-}
-
 impl ProcessFlags for ProcessCollectives {
     fn set_flags(&mut self, bits: u64) {
         self.state().next_flags = bits;
@@ -150,24 +143,23 @@ impl ProcessCollectives {
             own_devices,
             results: Buffer::empty(),
             gradients: Buffer::empty(),
+            gathered: [Buffer::empty(), Buffer::empty()],
             workers_done: AtomicUsize::new(0),
+            agreed: AtomicBool::new(false),
+            gather_tickets: [AtomicU64::new(0), AtomicU64::new(0)],
             state: Mutex::default(),
         })
     }
 
-    /// Reserves `results` bytes for results of collectives and `gradients` bytes for gradients.
-    pub fn reserve(
-        &mut self,
-        heap: &mut Heap,
-        results: usize,
-        gradients: usize,
-    ) -> Result<(), ExecError> {
-        if self.gradients.bytes() < gradients {
-            // An aborted step may have left a bucket in flight. The next step reports its error, if any.
-            let _ = self.reduce_thread.flush();
+    /// Reserves the buffers.
+    pub fn reserve(&mut self, heap: &mut Heap, bytes: ProcessBytes) -> Result<(), ExecError> {
+        // An aborted step may have left a bucket in flight. The next step reports its error, if any.
+        let _ = self.reduce_thread.flush();
+        grow(heap, &mut self.results, bytes.collective_results, "sums between processes")?;
+        for buffer in &mut self.gathered {
+            grow(heap, buffer, bytes.gathered, "gathered weights")?;
         }
-        grow(heap, &mut self.results, results, "sums between processes")?;
-        grow(heap, &mut self.gradients, gradients, "gradients of the host")
+        grow(heap, &mut self.gradients, bytes.gradients, "gradients of the host")
     }
 
     pub fn shard(&self) -> LocalShard {
@@ -288,23 +280,116 @@ impl ProcessCollectives {
         Some(unsafe { self.results.ptr().add(part.offset * 8).cast_const() })
     }
 
-    /// Sums floats over all processes, in place, after all submitted buckets.
-    pub fn all_reduce(&self, values: &mut [f32]) -> Result<(), PeerError> {
-        self.reduce_thread.flush()?;
-        all_reduce(&*self.cluster.peers, self.mesh.fixed, values, &mut self.state().received)
-    }
-
     /// Called by each of `workers` workers after it summed its part of a bucket. The last call submits the
-    /// bucket.
-    pub fn finish_bucket(&self, bucket: Range<usize>, workers: usize) {
+    /// bucket. `sums` is the state's `reduced` buffer if it is to receive the sums.
+    pub fn finish_bucket(&self, bucket: &BucketLayout, sums: Option<*mut f32>, workers: usize) {
         // A barrier before the next bucket keeps workers from calling this for it too early.
         if self.workers_done.fetch_add(1, Ordering::AcqRel) + 1 == workers {
             self.workers_done.store(0, Ordering::Relaxed);
-            // SAFETY: the bucket lies inside the buffer, and no worker touches it before `flush`.
-            unsafe {
-                self.reduce_thread.submit(self.gradients.f32().add(bucket.start), bucket.len());
+            // SAFETY: no worker touches the bucket before `flush`.
+            unsafe { self.submit_reduction(bucket, sums) };
+        }
+    }
+
+    /// Submits a bucket that this process has summed.
+    ///
+    /// # Safety
+    /// No worker touches the bucket, or its places in `sums`, before [`flush`](Self::flush) or [`wait`](Self::wait).
+    pub unsafe fn submit_reduction(&self, bucket: &BucketLayout, sums: Option<*mut f32>) {
+        let kind = match (bucket.scattered, sums) {
+            (true, Some(buffer)) => JobKind::ReduceScatter(Some((buffer, bucket.sums.clone()))),
+            (true, None) => JobKind::ReduceScatter(None),
+            (false, _) => JobKind::AllReduce,
+        };
+        // SAFETY: the caller's contract.
+        unsafe { self.submit(kind, bucket) };
+    }
+
+    /// Submits a bucket of which each process has written its part.
+    ///
+    /// # Safety
+    /// As [`submit_reduction`](Self::submit_reduction).
+    pub unsafe fn submit_gather(&self, bucket: &BucketLayout) {
+        // SAFETY: the caller's contract.
+        unsafe { self.submit(JobKind::AllGather, bucket) };
+    }
+
+    unsafe fn submit(&self, kind: JobKind, bucket: &BucketLayout) {
+        // SAFETY: the bucket lies inside the buffer; the rest is the caller's contract.
+        unsafe {
+            let first = self.gradients.f32().add(bucket.start);
+            self.reduce_thread.submit(kind, (first, bucket.len()), bucket.parts.clone());
+        }
+    }
+
+    /// Waits until at most `left` submitted jobs are unfinished.
+    pub fn wait(&self, left: usize) -> Result<(), PeerError> {
+        self.reduce_thread.wait(left)
+    }
+
+    /// Waits until a group of weights is complete, and submits the next one. `weights` is this process's part of all
+    /// weights.
+    ///
+    /// # Safety
+    /// No worker reads the weights of the group before this one any more.
+    pub unsafe fn gather_weights(
+        &self,
+        groups: &[Arc<GroupLayout>],
+        group: usize,
+        weights: *const f32,
+    ) -> Result<(), PeerError> {
+        let submit = |group: usize| {
+            let Some(layout) = groups.get(group) else { return };
+            let to = self.gathered[group % 2].f32();
+            let kind = JobKind::GatherWeights { weights, to, layout: layout.clone() };
+            // SAFETY: weights change only in the update, which waits for all jobs. The buffer belonged to the group two
+            // turns earlier.
+            let ticket = unsafe { self.reduce_thread.submit(kind, (to, 0), [].into()) };
+            self.gather_tickets[group % 2].store(ticket, Ordering::Relaxed);
+        };
+        if group == 0 {
+            submit(0);
+        }
+        self.reduce_thread.wait_for(self.gather_tickets[group % 2].load(Ordering::Relaxed))?;
+        submit(group + 1);
+        Ok(())
+    }
+
+    /// Whether `mine` holds on all processes; [`agreed`](Self::agreed) returns it.
+    pub fn agree(&self, mine: bool) -> Result<(), PeerError> {
+        self.reduce_thread.flush()?;
+        let all = all_gather(&*self.cluster.peers, &[u8::from(mine)])?;
+        self.agreed.store(all.iter().all(|answer| *answer == [1]), Ordering::Release);
+        Ok(())
+    }
+
+    /// The answer of the last call of [`agree`](Self::agree).
+    pub fn agreed(&self) -> bool {
+        self.agreed.load(Ordering::Acquire)
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.cluster.peers.rank()
+    }
+
+    /// Fills a table of which each process has computed the ranges that `parts` returns for its rank.
+    pub fn gather_doubles<I: Iterator<Item = Range<usize>>>(
+        &self,
+        table: &mut [f64],
+        parts: impl Fn(usize) -> I,
+    ) -> Result<(), PeerError> {
+        self.reduce_thread.flush()?;
+        let mine: Vec<u8> =
+            parts(self.rank()).flat_map(|r| &table[r]).flat_map(|v| v.to_le_bytes()).collect();
+        let all = all_gather(&*self.cluster.peers, &mine)?;
+        for (rank, bytes) in all.iter().enumerate() {
+            let (values, _) = bytes.as_chunks::<8>();
+            for (at, value) in parts(rank).flatten().zip(values) {
+                table[at] = f64::from_le_bytes(*value);
             }
         }
+        Ok(())
     }
 
     /// Waits for all submitted buckets.
@@ -326,132 +411,11 @@ impl ProcessCollectives {
     }
 }
 
-/// Sums floats over all processes, in place. Above [`ALLGATHER_MAX_FLOATS`] each process sums one part, in
-/// rank order, and sends it to the others. `received` is scratch memory.
-pub(crate) fn all_reduce(
-    peers: &dyn ProcessGroup,
-    tree: bool,
-    values: &mut [f32],
-    received: &mut Vec<f32>,
-) -> Result<(), PeerError> {
-    let (rank, size, len) = (peers.rank(), peers.size(), values.len());
-    let one_round = len <= ALLGATHER_MAX_FLOATS;
-    let range = |r: usize| if one_round { 0..len } else { split_range(0..len, size, r) };
-    let mine = range(rank);
-    received.resize(size * mine.len(), 0.0);
-    let mut into = split_evenly(received, mine.len(), size);
-    into[rank].copy_from_slice(&values[mine.clone()]);
-    let out: Vec<&[u8]> = (0..size).map(|r| bytes(&values[range(r)])).collect();
-    peers.exchange(&out, &mut into.iter_mut().map(|v| bytes_mut(v)).collect::<Vec<_>>())?;
-    let parts: Vec<&[f32]> = into.iter().map(|v| &**v).collect();
-    sum_slices(tree, &parts, &mut values[mine.clone()]);
-    if one_round {
-        return Ok(());
-    }
-    let own = &mut received[..mine.len()];
-    own.copy_from_slice(&values[mine]);
-    let mut into = split_ranges(values, (0..size).map(range));
-    let mut into: Vec<&mut [u8]> = into.iter_mut().map(|v| bytes_mut(v)).collect();
-    peers.exchange(&vec![bytes(own); size], &mut into)
-}
-
-/// Whether gradients are all-reduced during the backward pass. `PHALANX_OVERLAP=0` reduces all of them after
-/// it.
-pub fn overlap_enabled() -> bool {
-    std::env::var("PHALANX_OVERLAP").map_or(true, |v| v != "0")
-}
-
-/// For each bucket of gradients, the instruction after which every worker has finished it. `None` if too
-/// little computation follows to overlap with the all-reduce.
-pub(crate) fn bucket_send_points(program: &Program) -> Vec<Option<usize>> {
-    let Some(plan) = program.update() else { return vec![] };
-    if !overlap_enabled() {
-        return vec![None; plan.buckets.len()];
-    }
-    let writes = |instr: &Instr, param: ParamId| match instr {
-        Instr::Compute { output, .. } | Instr::Copy { output, .. } => {
-            program.value(*output).location == Location::Gradient(param)
-        }
-        _ => false,
-    };
-    let finished = |g: &GradientPlan| {
-        let last = program.instrs().iter().rposition(|i| writes(i, g.param));
-        last.filter(|_| !g.sharded)
-    };
-    let bucket = |range: &Range<usize>| {
-        let all: Option<Vec<usize>> = plan.gradients[range.clone()].iter().map(finished).collect();
-        let last = all?.into_iter().max()?;
-        has_compute(&program.instrs()[last + 1..]).then_some(last)
-    };
-    let mut found: Vec<Option<usize>> = plan.buckets.iter().map(bucket).collect();
-    // Every process sends its buckets in the same order.
-    let mut before = 0;
-    for at in &mut found {
-        *at = at.map(|at| at.max(before));
-        before = at.unwrap_or(before);
-    }
-    found
-}
-
-/// Splits `values` into consecutive ranges.
-fn split_ranges(
-    mut values: &mut [f32],
-    parts: impl Iterator<Item = Range<usize>>,
-) -> Vec<&mut [f32]> {
-    let mut out = vec![];
-    for part in parts {
-        let (first, rest) = values.split_at_mut(part.len());
-        out.push(first);
-        values = rest;
-    }
-    out
-}
-
-/// Splits `values` into `parts` slices of `len` floats.
-fn split_evenly(values: &mut [f32], len: usize, parts: usize) -> Vec<&mut [f32]> {
-    split_ranges(values, (0..parts).map(|i| i * len..(i + 1) * len))
-}
-
-/// Types without padding bytes for which every bit pattern is valid.
-trait Plain: Copy {}
-impl Plain for f32 {}
-impl Plain for u64 {}
-
-fn bytes<T: Plain>(values: &[T]) -> &[u8] {
-    // SAFETY: plain numbers have no padding, and bytes need no alignment.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
-}
-
-fn bytes_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above; every bit pattern is a valid number.
-    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
-}
-
-fn floats(words: &[u64]) -> &[f32] {
-    // SAFETY: a word holds two floats, which need less alignment, and every bit pattern is a float.
-    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 2) }
-}
-
-fn floats_mut(words: &mut [u64]) -> &mut [f32] {
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len() * 2) }
-}
-
-fn doubles(words: &[u64]) -> &[f64] {
-    // SAFETY: as above, word by word.
-    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
-}
-
-fn doubles_mut(words: &mut [u64]) -> &mut [f64] {
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::exchanges::ALLGATHER_MAX_FLOATS;
     use super::super::test_group::TestGroup;
     use super::*;
-    use std::sync::Arc;
     use std::time::Duration;
 
     /// The state after a worker panics in the backward pass: one bucket is in flight. The buffer is so large
@@ -472,7 +436,9 @@ mod tests {
         let mut heap = Heap::default();
         let mut collectives = ProcessCollectives::new(cluster, Mesh::new(2, 1), 0..1).unwrap();
         collectives.gradients = heap.buffer(floats * 4, "a test").unwrap();
-        collectives.finish_bucket(0..floats, 1);
+        let parts = [0..floats / 2, floats / 2..floats].into();
+        let bucket = BucketLayout { start: 0, parts, scattered: false, sums: [].into() };
+        collectives.finish_bucket(&bucket, None, 1);
         // Let the thread start with it.
         std::thread::sleep(Duration::from_millis(20));
         (heap, collectives)

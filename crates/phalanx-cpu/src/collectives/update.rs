@@ -1,23 +1,21 @@
-//! Gradient reduction and update: each worker reduces its slice of every gradient over all workers, in index
-//! order, and runs the optimizer's tape on the slice while it is still in cache.
+//! Gradient reduction and update: each worker reduces its part of every gradient over all workers, in index
+//! order, and runs the optimizer's tape on that part while it is still in cache.
+//!
+//! Workers that share a copy of the training state divide what it updates. That is everything, or, if processes shard the
+//! state, the elements that this process owns; new weights are then gathered from the others.
 
+use super::chunks::{Chunk, chunks, longest_chunk, worker_part};
+use super::norms;
 use super::process_collectives::ProcessCollectives;
-use super::sum_sources;
+use super::reduction::{
+    gather_shares, reads_shares, reduce_across_processes, reduce_scatter, reduces_early, sum_partials,
+};
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
-use crate::worker::{MAX_WORKERS_PER_DEVICE, WorkerCtx, sharded_dense};
-use phalanx_graph::Scope;
+use crate::worker::{WorkerCtx, sharded_dense};
 use phalanx_graph::loss_scale::{LossScale, STATE};
-use phalanx_graph::program::{GradientPlan, UpdatePlan, split_range};
+use phalanx_graph::program::{GradientPlan, ShardLevel, UpdatePlan, split_range};
 use phalanx_graph::update::Clip;
-use std::ops::Range;
-
-/// Elements reduced and updated at a time.
-const CHUNK: usize = 4096;
-
-/// With at least this many devices, gradients are reduced by a reduce-scatter: each device sums its share of
-/// every slice and reads the other shares from the other devices. If every device summed everything, the cost
-/// would grow with the square of their number.
-pub(crate) const MIN_REDUCE_SCATTER_DEVICES: usize = 3;
+use phalanx_graph::Scope;
 
 /// Maximum number of optimizer slots.
 pub(crate) const MAX_SLOTS: usize = 8;
@@ -27,30 +25,33 @@ pub(crate) const MAX_SCALARS: usize = 16;
 /// Floats of scratch memory that an update needs.
 pub(crate) fn scratch_len(plan: Option<&UpdatePlan>, tape: Option<&TapePlan>) -> usize {
     let (Some(plan), Some(tape)) = (plan, tape) else { return 0 };
-    longest_piece(plan) + tape.scratch_len()
+    longest_chunk(plan) + tape.scratch_len()
 }
 
-/// Elements reduced and updated at a time. A whole number of rows if the gradient is computed during the
-/// update (`GradientPlan::operands`).
-fn piece_len(g: &GradientPlan) -> usize {
-    if g.operands.is_none() { CHUNK } else { (CHUNK / g.granule).max(1) * g.granule }
+/// Whether the update needs the norms of gradients.
+pub(crate) fn clips_norms(plan: &UpdatePlan) -> bool {
+    matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)))
 }
 
-fn longest_piece(plan: &UpdatePlan) -> usize {
-    plan.gradients.iter().map(piece_len).fold(CHUNK, usize::max)
-}
-
-/// Runs the optimizer on this worker's slices.
+/// Runs the optimizer on this worker's parts.
 pub(crate) fn update(ctx: &WorkerCtx<'_>) {
     let program = ctx.program();
     let Some(plan) = program.update() else { return };
-    if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sharded) {
+    if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sharded && g.operands.is_none())
+    {
         // Shards of other devices must be complete before they are read.
         ctx.barrier(Scope::All);
     }
-    if let Some(collectives) = ctx.run.collectives {
+    if reduces_early(ctx) {
+        if let Some(collectives) = ctx.run.collectives {
+            if ctx.is_leader() {
+                ctx.run.unwrap_or_abort(collectives.flush());
+            }
+            ctx.barrier(Scope::All);
+        }
+    } else if let Some(collectives) = ctx.run.collectives {
         reduce_across_processes(ctx, plan, collectives);
-    } else if ctx.run.mesh.devices >= MIN_REDUCE_SCATTER_DEVICES {
+    } else if reads_shares(ctx) {
         for g in &plan.gradients {
             reduce_scatter(ctx, g);
         }
@@ -64,231 +65,121 @@ pub(crate) fn update(ctx: &WorkerCtx<'_>) {
         },
     };
     let applies = ctx.run.batch.accumulate.is_none_or(|a| a.apply.is_some());
-    let longest = longest_piece(plan);
-    let norms = applies && matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)));
-    for bucket in &plan.buckets {
-        for (g, at) in plan.gradients[bucket.clone()].iter().zip(bucket.clone()) {
-            let mut square = 0.0;
-            for chunk in chunks(ctx, g) {
-                // SAFETY: no other slice of the scratch memory is alive.
-                let (tile, scratch) = unsafe { ctx.scratch() }.split_at_mut(longest);
-                let tile = &mut tile[..chunk.len()];
-                match scale {
-                    None => reduce_chunk(ctx, (g, at), chunk.clone(), 1.0, tile),
-                    Some(scale) => unscale(ctx, &chunk, scale, tile),
-                }
-                accumulate(ctx, &chunk, tile);
-                if !applies {
-                    continue;
-                }
-                if norms {
-                    square += sum_of_squares(tile);
-                    store_reduced(ctx, &chunk, tile);
-                } else {
-                    if let Some(Clip::Value(limit)) = plan.rule.clip {
-                        tile.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
-                    }
-                    apply(ctx, plan, chunk, tile.as_ptr(), scratch);
-                }
+    let longest = longest_chunk(plan);
+    let norms = applies && clips_norms(plan);
+    for (at, g) in plan.gradients.iter().enumerate() {
+        for chunk in chunks(ctx, g) {
+            // SAFETY: no other slice of the scratch memory is alive.
+            let (tile, scratch) = unsafe { ctx.scratch() }.split_at_mut(longest);
+            let tile = &mut tile[..chunk.len()];
+            match scale {
+                None => reduce_chunk(ctx, (g, at), &chunk, 1.0, tile),
+                Some(scale) => unscale(ctx, &chunk, scale, tile),
+            }
+            accumulate(ctx, &chunk, tile);
+            if !applies {
+                continue;
             }
             if norms {
-                // SAFETY: only this worker writes its table, which has one number per parameter.
-                unsafe { *ctx.memory().norms.ptr().cast::<f64>().add(g.param.index()) = square };
+                store_reduced(ctx, &chunk, tile);
+            } else {
+                if let Some(Clip::Value(limit)) = plan.rule.clip {
+                    tile.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
+                }
+                apply(ctx, plan, &chunk, tile.as_ptr(), scratch);
             }
         }
     }
     if norms {
-        ctx.barrier(Scope::Device);
         apply_clipped(ctx, plan);
     }
-}
-
-/// This worker's slice of a gradient: a range of the flat layout, in whole granules.
-fn worker_slice(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> Range<usize> {
-    let start = ctx.run.memory.layout.offsets[g.param.index()];
-    let len = ctx.program().params()[g.param.index()].len();
-    let mine = split_range(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
-    start + mine.start * g.granule..start + mine.end * g.granule
-}
-
-/// Splits a range into pieces that fit the first-level cache.
-fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(len).map(move |at| at..end.min(at + len))
-}
-
-fn chunks(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>> + use<> {
-    pieces(worker_slice(ctx, g), piece_len(g))
-}
-
-/// After instruction `at`: submits the buckets that it finished for the all-reduce over all processes.
-pub(crate) fn submit_finished_buckets(ctx: &WorkerCtx<'_>, at: usize) {
-    let Some(collectives) = ctx.run.collectives else { return };
-    let Some(plan) = ctx.program().update() else { return };
-    let points = &ctx.run.loaded.send_points;
-    for (bucket, _) in plan.buckets.iter().zip(points).filter(|b| *b.1 == Some(at)) {
-        // After this barrier all partial sums are complete.
-        ctx.barrier(Scope::All);
-        sum_locally(ctx, plan, bucket.clone(), collectives);
-        let offsets = &ctx.run.loaded.gradient_offsets;
-        let floats = offsets[bucket.start]..offsets[bucket.end];
-        collectives.finish_bucket(floats, ctx.run.memory.workers.len());
+    if let Some(collectives) = ctx.run.collectives.filter(|_| applies && holds_all_weights(ctx)) {
+        gather_weights(ctx, plan, collectives);
     }
 }
 
-/// Reduces all gradients over all processes: waits for the buckets in flight and reduces the others.
-fn reduce_across_processes(
-    ctx: &WorkerCtx<'_>,
-    plan: &UpdatePlan,
-    collectives: &ProcessCollectives,
-) {
-    let points = &ctx.run.loaded.send_points;
-    let late = || plan.buckets.iter().zip(points).filter(|b| b.1.is_none());
-    late().for_each(|(bucket, _)| sum_locally(ctx, plan, bucket.clone(), collectives));
-    ctx.barrier(Scope::All);
-    if ctx.is_leader() {
-        ctx.unwrap_or_abort(collectives.flush());
-        for (bucket, _) in late() {
-            let offsets = &ctx.run.loaded.gradient_offsets;
-            let (from, to) = (offsets[bucket.start], offsets[bucket.end]);
-            // SAFETY: the other workers wait at the barrier after this.
-            let values = unsafe {
-                std::slice::from_raw_parts_mut(collectives.gradients.f32().add(from), to - from)
-            };
-            ctx.unwrap_or_abort(collectives.all_reduce(values));
-        }
-    }
-    ctx.barrier(Scope::All);
+/// Whether the processes divide the update but each holds all weights.
+fn holds_all_weights(ctx: &WorkerCtx<'_>) -> bool {
+    matches!(ctx.run.mesh.sharding.level, ShardLevel::Optimizer | ShardLevel::Gradients)
 }
 
-/// Sums this worker's part of a bucket over the workers of this process.
-fn sum_locally(
-    ctx: &WorkerCtx<'_>,
-    plan: &UpdatePlan,
-    bucket: Range<usize>,
-    collectives: &ProcessCollectives,
-) {
-    let devices = ctx.devices();
-    let gradients = plan.gradients[bucket.clone()].iter();
-    for (g, at) in gradients.zip(&ctx.run.loaded.gradient_offsets[bucket]) {
-        let first = ctx.run.memory.layout.offsets[g.param.index()];
-        let mine = split_range(worker_slice(ctx, g), devices.len(), ctx.device - devices.start);
-        for piece in pieces(mine, CHUNK) {
-            // SAFETY: only this worker writes this part of the process's buffer.
-            let out = unsafe {
-                let to = collectives.gradients.f32().add(at + piece.start - first);
-                std::slice::from_raw_parts_mut(to, piece.len())
-            };
-            sum_partials(ctx, g, piece, out);
-        }
-    }
-}
-
-/// Sums this device's share of the worker's slice into memory that all devices read.
-fn reduce_scatter(ctx: &WorkerCtx<'_>, g: &GradientPlan) {
-    let mine = split_range(worker_slice(ctx, g), ctx.run.mesh.devices, ctx.device);
-    for piece in pieces(mine, CHUNK) {
-        // SAFETY: only this worker writes this part of its device's buffer.
-        let out = unsafe {
-            let at = ctx.device_memory().scattered.f32().add(piece.start);
-            std::slice::from_raw_parts_mut(at, piece.len())
-        };
-        sum_partials(ctx, g, piece, out);
-    }
-}
-
-/// `tile = Σ partial gradients`, over devices and workers in index order.
-fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
-    let mesh = ctx.run.mesh;
-    let of_device = |device: usize| {
-        let sharded = g.sharded.then(|| ctx.memory_of_device(device).sharded.f32());
-        let workers = if g.sharded { 0 } else { mesh.workers };
-        let partial = move |worker| ctx.memory_of_worker(device, worker).gradients.f32();
-        sharded.into_iter().chain((0..workers).map(partial))
-    };
-    // SAFETY: the sources are complete since the barrier before the update, and each holds the whole
-    // flat layout.
-    unsafe {
-        let sources = ctx.devices().flat_map(of_device).map(|s| s.add(chunk.start));
-        sum_sources(mesh, sources, tile);
-    }
-}
-
-/// Copies a chunk of a gradient from the shares that the devices summed in [`reduce_scatter`].
-fn gather_shares(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f32]) {
-    let devices = ctx.run.mesh.devices;
-    for (device, owner) in ctx.run.memory.devices.iter().enumerate() {
-        let part = split_range(worker_slice(ctx, g), devices, device);
-        let (from, to) = (part.start.max(chunk.start), part.end.min(chunk.end));
-        if from < to {
-            // SAFETY: complete since the barrier after the reduce-scatter, and not written again in this
-            // step.
-            let values =
-                unsafe { std::slice::from_raw_parts(owner.scattered.f32().add(from), to - from) };
-            tile[from - chunk.start..to - chunk.start].copy_from_slice(values);
-        }
-    }
-}
-
-/// Reduces all gradients of a scaled loss and checks that they are finite. Every device gets the same answer
-/// and adjusts its loss scale accordingly. Returns the scale of the gradients, or `None` to skip the step.
+/// Reduces all gradients of a scaled loss and checks that they are finite. Every copy of the training state gets the same
+/// answer and adjusts its loss scale accordingly. Returns the scale of the gradients, or `None` to skip the step.
 fn reduce_and_check_finite(
     ctx: &WorkerCtx<'_>,
     plan: &UpdatePlan,
     scaling: LossScale,
 ) -> Option<f32> {
-    let longest = longest_piece(plan);
-    let at = ctx.run.memory.layout.offsets[scaling.state.index()];
+    let longest = longest_chunk(plan);
+    let at = ctx.run.memory.weights.offsets[scaling.state.index()];
     // SAFETY: the parameter has `STATE` floats, and no worker writes it before the barrier below.
-    let state = unsafe { *ctx.device_memory().params.f32().add(at).cast::<[f32; STATE]>() };
+    let state = unsafe { *ctx.state().params.f32().add(at).cast::<[f32; STATE]>() };
     let mut finite = true;
-    for (g, at) in plan.gradients.iter().zip(0..) {
+    for (at, g) in plan.gradients.iter().enumerate() {
         for chunk in chunks(ctx, g) {
             // SAFETY: no other slice of the scratch memory is alive.
             let tile = &mut unsafe { ctx.scratch() }[..longest][..chunk.len()];
-            reduce_chunk(ctx, (g, at), chunk.clone(), state[0], tile);
+            reduce_chunk(ctx, (g, at), &chunk, state[0], tile);
             finite &= tile.iter().all(|v| v.is_finite());
             store_reduced(ctx, &chunk, tile);
         }
     }
-    let flag = |worker: usize| {
-        let norms = ctx.memory_of_worker(ctx.device, worker).norms.ptr().cast::<f64>();
-        // SAFETY: the table has one number per parameter, and the loss scale's state is a parameter.
-        unsafe { norms.add(scaling.state.index()) }
-    };
-    // SAFETY: only this worker writes its table; the others read it after the barrier.
-    unsafe { *flag(ctx.worker) = f64::from(u8::from(finite)) };
-    ctx.barrier(Scope::Device);
-    // SAFETY: written before the barrier.
-    let finite = (0..ctx.run.mesh.workers).all(|w| unsafe { *flag(w) } != 0.0);
-    if ctx.worker == 0 {
+    let finite = all_finite(ctx, finite);
+    if ctx.state_worker().0 == 0 {
         let next = scaling.next(state, finite);
-        // SAFETY: the other workers of the device have read the state before the barrier.
-        unsafe { *ctx.device_memory().params.f32().add(at).cast::<[f32; STATE]>() = next };
+        // SAFETY: the other workers have read the state before the barrier of `all_finite`.
+        unsafe { *ctx.state().params.f32().add(at).cast::<[f32; STATE]>() = next };
     }
     finite.then_some(state[0])
 }
 
-/// Stores a chunk of a reduced gradient in the device's buffer.
-fn store_reduced(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, tile: &[f32]) {
-    // SAFETY: only this worker accesses this slice of the device's buffer.
+/// Whether `finite` holds for all parts of the gradients.
+fn all_finite(ctx: &WorkerCtx<'_>, finite: bool) -> bool {
+    // SAFETY: only this worker writes its flag; the others read it after the barrier.
+    unsafe { *ctx.memory().finite.ptr().cast::<f64>() = f64::from(u8::from(finite)) };
+    // A replica of several devices has parts of the gradients on each.
+    let divided = ctx.run.mesh.sharding.is_on() || ctx.run.mesh.model > 1;
+    ctx.barrier(if divided { Scope::All } else { Scope::Device });
+    let (first, workers) = match divided {
+        true => (0, ctx.run.memory.workers.len()),
+        false => ((ctx.device - ctx.run.first_device) * ctx.run.mesh.workers, ctx.run.mesh.workers),
+    };
+    let sharing = &ctx.run.memory.workers[first..first + workers];
+    // SAFETY: written before the barrier.
+    let finite = sharing.iter().all(|w| unsafe { *w.finite.ptr().cast::<f64>() } != 0.0);
+    match ctx.run.collectives.filter(|_| ctx.run.mesh.sharding.is_on()) {
+        Some(collectives) => {
+            if ctx.is_leader() {
+                ctx.run.unwrap_or_abort(collectives.agree(finite));
+            }
+            ctx.barrier(Scope::All);
+            collectives.agreed()
+        }
+        None => finite,
+    }
+}
+
+/// Stores a chunk of a reduced gradient.
+fn store_reduced(ctx: &WorkerCtx<'_>, chunk: &Chunk, tile: &[f32]) {
+    // SAFETY: only this worker accesses this part of the buffer.
     unsafe {
-        let to = ctx.device_memory().reduced.f32().add(chunk.start);
+        let to = ctx.state().reduced.f32().add(chunk.at(&ctx.run.memory.owned));
         std::ptr::copy_nonoverlapping(tile.as_ptr(), to, tile.len());
     }
 }
 
-/// A chunk that this worker passed to [`store_reduced`].
-fn stored_chunk<'a>(ctx: &WorkerCtx<'a>, chunk: &Range<usize>) -> &'a [f32] {
-    // SAFETY: this worker wrote the chunk earlier in this step, and no other worker writes it.
+/// A chunk of a reduced gradient: one that this worker passed to [`store_reduced`], or of a bucket that was reduced
+/// early.
+fn stored_chunk<'a>(ctx: &WorkerCtx<'a>, chunk: &Chunk) -> &'a [f32] {
+    // SAFETY: complete since then, and no other worker writes it in the meantime.
     unsafe {
-        let at = ctx.device_memory().reduced.f32().add(chunk.start);
+        let at = ctx.state().reduced.f32().add(chunk.at(&ctx.run.memory.owned));
         std::slice::from_raw_parts(at, chunk.len())
     }
 }
 
 /// `tile` = a stored chunk divided by the loss scale.
-fn unscale(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, scale: f32, tile: &mut [f32]) {
+fn unscale(ctx: &WorkerCtx<'_>, chunk: &Chunk, scale: f32, tile: &mut [f32]) {
     tile.iter_mut().zip(stored_chunk(ctx, chunk)).for_each(|(t, k)| *t = k / scale);
 }
 
@@ -297,34 +188,32 @@ fn unscale(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, scale: f32, tile: &mut [f3
 fn reduce_chunk(
     ctx: &WorkerCtx<'_>,
     (g, at): (&GradientPlan, usize),
-    chunk: Range<usize>,
+    chunk: &Chunk,
     scale: f32,
     tile: &mut [f32],
 ) {
-    if let Some((x, dy)) = g.operands {
-        let first = ctx.run.memory.layout.offsets[g.param.index()];
-        let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
+    if reduces_early(ctx) {
+        tile.copy_from_slice(stored_chunk(ctx, chunk));
+    } else if let Some((x, dy)) = g.operands {
+        let rows = chunk.elements.start / g.granule..chunk.elements.end / g.granule;
         sharded_dense::kernel_gradient_rows(ctx, x, dy, rows, tile);
     } else if let Some(collectives) = ctx.run.collectives {
-        let first = ctx.run.memory.layout.offsets[g.param.index()];
+        let from = ctx.run.loaded.gradients.position(at, chunk.elements.start);
         // SAFETY: complete since the barrier after the reduction, and not written again in this step.
         let values = unsafe {
-            let from = collectives.gradients.f32().add(ctx.run.loaded.gradient_offsets[at]);
-            std::slice::from_raw_parts(from.add(chunk.start - first), tile.len())
+            std::slice::from_raw_parts(collectives.gradients.f32().add(from), tile.len())
         };
         tile.copy_from_slice(values);
-    } else if ctx.run.mesh.devices >= MIN_REDUCE_SCATTER_DEVICES {
-        gather_shares(ctx, g, &chunk, tile);
+    } else if reads_shares(ctx) {
+        gather_shares(ctx, g, chunk, tile);
     } else {
-        sum_partials(ctx, g, chunk.clone(), tile);
+        sum_partials(ctx, g, chunk, tile);
     }
     if g.l1 != 0.0 || g.l2 != 0.0 {
-        // SAFETY: only this worker writes the weights of this slice, and only later.
+        // SAFETY: only this worker writes the weights of this part, and only later.
         let weights = unsafe {
-            std::slice::from_raw_parts(
-                ctx.device_memory().params.f32().add(chunk.start),
-                tile.len(),
-            )
+            let at = chunk.at(&ctx.run.memory.weights);
+            std::slice::from_raw_parts(ctx.state().params.f32().add(at), tile.len())
         };
         for (t, w) in tile.iter_mut().zip(weights) {
             let sign = if *w == 0.0 { 0.0 } else { w.signum() };
@@ -334,11 +223,11 @@ fn reduce_chunk(
 }
 
 /// Under gradient accumulation, adds `tile` to the running sum and replaces it by the gradient to apply.
-fn accumulate(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, tile: &mut [f32]) {
+fn accumulate(ctx: &WorkerCtx<'_>, chunk: &Chunk, tile: &mut [f32]) {
     if let Some(a) = ctx.run.batch.accumulate {
-        // SAFETY: only this worker accesses this slice of the device's running sum.
+        // SAFETY: only this worker accesses this part of the running sum.
         let sum = unsafe {
-            let at = ctx.device_memory().accumulated.f32().add(chunk.start);
+            let at = ctx.state().accumulated.f32().add(chunk.at(&ctx.run.memory.owned));
             std::slice::from_raw_parts_mut(at, tile.len())
         };
         for (s, t) in sum.iter_mut().zip(tile.iter_mut()) {
@@ -353,24 +242,24 @@ fn accumulate(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, tile: &mut [f32]) {
 fn apply(
     ctx: &WorkerCtx<'_>,
     plan: &UpdatePlan,
-    chunk: Range<usize>,
+    chunk: &Chunk,
     gradient: *const f32,
     scratch: &mut [f32],
 ) {
     let tape = ctx.run.loaded.update.as_ref().expect("`load` prepares the tape");
-    let device = ctx.device_memory();
+    let (state, memory) = (ctx.state(), ctx.run.memory);
     let ld = chunk.len();
     let slots = plan.rule.slots.len();
     let mut inputs = [TapeInput { ptr: std::ptr::null(), ld }; 2 + MAX_SLOTS + MAX_SCALARS];
     let mut outputs = [TapeOutput { ptr: std::ptr::null_mut(), ld }; 1 + MAX_SLOTS];
-    // SAFETY: the chunk lies inside the flat layout, and every buffer here has this layout.
+    // SAFETY: the chunk lies inside the layouts of the buffers.
     unsafe {
-        let weights = device.params.f32().add(chunk.start);
+        let weights = state.params.f32().add(chunk.at(&memory.weights));
         inputs[0].ptr = weights;
         outputs[0].ptr = weights;
         inputs[1].ptr = gradient;
-        for (i, slot) in device.slots.iter().enumerate() {
-            let at = slot.f32().add(chunk.start);
+        for (i, slot) in state.slots.iter().enumerate() {
+            let at = slot.f32().add(chunk.at(&memory.owned));
             inputs[2 + i].ptr = at;
             outputs[1 + i].ptr = at;
         }
@@ -380,7 +269,7 @@ fn apply(
     }
     let used = 2 + slots + plan.rule.scalars;
     // SAFETY: operands and results are as the tape expects. Each result overwrites its own operand in
-    // place. No other worker accesses this worker's slices.
+    // place. No other worker accesses this worker's parts.
     unsafe {
         tape.run(ctx.run.isa, ld, 0..ld, &inputs[..used], &outputs[..=slots], scratch);
     }
@@ -388,24 +277,12 @@ fn apply(
 
 /// The update with clipping by norm: scales each reduced gradient, then applies it.
 fn apply_clipped(ctx: &WorkerCtx<'_>, plan: &UpdatePlan) {
-    let workers = ctx.run.mesh.workers;
-    let longest = longest_piece(plan);
-    debug_assert!(workers <= MAX_WORKERS_PER_DEVICE);
-    let square = |g: &GradientPlan| -> f64 {
-        if ctx.run.mesh.fixed {
-            return squared_norm(ctx, g);
-        }
-        let part = |w: usize| {
-            let norms = ctx.memory_of_worker(ctx.device, w).norms.ptr().cast::<f64>();
-            // SAFETY: written before the barrier that precedes this.
-            unsafe { *norms.add(g.param.index()) }
-        };
-        (0..workers).map(part).sum()
-    };
-    let global: f64 = plan.gradients.iter().map(square).sum();
+    norms::compute(ctx, plan);
+    let longest = longest_chunk(plan);
+    let global: f64 = plan.gradients.iter().map(|g| norms::square(ctx, g.param)).sum();
     for g in &plan.gradients {
         let scale = match plan.rule.clip {
-            Some(Clip::Norm(limit)) => limit_scale(square(g), limit),
+            Some(Clip::Norm(limit)) => limit_scale(norms::square(ctx, g.param), limit),
             Some(Clip::GlobalNorm(limit)) => limit_scale(global, limit),
             Some(Clip::Value(_)) | None => 1.0,
         };
@@ -414,27 +291,58 @@ fn apply_clipped(ctx: &WorkerCtx<'_>, plan: &UpdatePlan) {
             let (tile, scratch) = unsafe { ctx.scratch() }.split_at_mut(longest);
             let tile = &mut tile[..chunk.len()];
             tile.iter_mut().zip(stored_chunk(ctx, &chunk)).for_each(|(t, r)| *t = r * scale);
-            apply(ctx, plan, chunk, tile.as_ptr(), scratch);
+            apply(ctx, plan, &chunk, tile.as_ptr(), scratch);
         }
     }
-}
-
-/// The squared norm of a reduced gradient, summed in an order that does not depend on the workers' slices.
-fn squared_norm(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> f64 {
-    let start = ctx.run.memory.layout.offsets[g.param.index()];
-    let len = ctx.program().params()[g.param.index()].len();
-    // SAFETY: the device's workers wrote it before the barrier that precedes this.
-    let values =
-        unsafe { std::slice::from_raw_parts(ctx.device_memory().reduced.f32().add(start), len) };
-    values.chunks(CHUNK).map(sum_of_squares).sum()
-}
-
-fn sum_of_squares(values: &[f32]) -> f64 {
-    values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()
 }
 
 /// The factor that scales a norm down to its limit, at most 1.
 fn limit_scale(square: f64, limit: f32) -> f32 {
     let norm = square.sqrt();
     if norm > f64::from(limit) { (f64::from(limit) / norm) as f32 } else { 1.0 }
+}
+
+/// Gathers the weights that the other processes have updated. They travel through the buffer of the gradients, bucket
+/// by bucket: while one is in flight, the one before it is copied.
+fn gather_weights(ctx: &WorkerCtx<'_>, plan: &UpdatePlan, collectives: &ProcessCollectives) {
+    let layout = &ctx.run.loaded.gradients;
+    let weights = |at: usize, element: usize| {
+        let position = ctx.run.memory.weights.at(plan.gradients[at].param, element);
+        ctx.state().params.f32().wrapping_add(position)
+    };
+    let buffer = |at: usize, element: usize| {
+        collectives.gradients.f32().wrapping_add(layout.position(at, element))
+    };
+    for turn in 0..=plan.buckets.len() {
+        for at in plan.buckets.get(turn).cloned().into_iter().flatten() {
+            let mine = worker_part(ctx, &plan.gradients[at]);
+            if !mine.is_empty() {
+                let (from, to) = (weights(at, mine.start), buffer(at, mine.start));
+                // SAFETY: both buffers hold the elements. Only this worker accesses this part of them now: others
+                // read what a bucket `RING` turns earlier left there, two barriers ago.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, mine.len()) };
+            }
+        }
+        ctx.barrier(Scope::All);
+        if ctx.is_leader() {
+            let in_flight = layout.buckets.get(turn);
+            // SAFETY: no worker touches the bucket before the leader has waited for it in the next turn.
+            in_flight.into_iter().for_each(|bucket| unsafe { collectives.submit_gather(bucket) });
+            ctx.run.unwrap_or_abort(collectives.wait(usize::from(in_flight.is_some())));
+        }
+        ctx.barrier(Scope::All);
+        let Some(arrived) = turn.checked_sub(1) else { continue };
+        for at in plan.buckets[arrived].clone() {
+            let (worker, workers) = ctx.state_worker();
+            let others = layout.segments[at].iter().enumerate();
+            for (_, segment) in others.filter(|(domain, _)| *domain != collectives.rank()) {
+                let part = split_range(segment.elements.clone(), workers, worker);
+                if !part.is_empty() {
+                    let (from, to) = (buffer(at, part.start), weights(at, part.start));
+                    // SAFETY: both buffers hold the elements, and only this worker writes this part of the weights.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, part.len()) };
+                }
+            }
+        }
+    }
 }

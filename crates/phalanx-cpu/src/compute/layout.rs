@@ -4,6 +4,7 @@ use crate::kernels::layout::{Stride, Upsample};
 use crate::kernels::{layout, sample};
 use crate::worker::WorkerCtx;
 use phalanx_graph::Op;
+use phalanx_graph::ops::PartsOp;
 use phalanx_graph::program::ValueId;
 
 /// Computes `y` from `x` if `op` is of this family. Safety is argued in [`compute`](super::compute).
@@ -31,6 +32,14 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let part = (*start, *len);
             layout::slice(rows, dims(x[0]), *axis, part, ctx.src(x[0]), ctx.dst(y));
         },
+        Op::Parts(PartsOp::Take { axis, parts }) => {
+            let len = dims(x[0])[*axis] / parts;
+            // SAFETY: see above.
+            unsafe {
+                let part = (ctx.part * len, len);
+                layout::slice(rows, dims(x[0]), *axis, part, ctx.src(x[0]), ctx.dst(y));
+            }
+        }
         // SAFETY: see above; the values have no gaps.
         Op::Stride { axis, step } => unsafe {
             layout::stride(strided(rows, dims(x[0]), *axis, *step), ctx.f32(x[0]), ctx.f32(y));

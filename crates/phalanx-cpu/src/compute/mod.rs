@@ -17,6 +17,7 @@ use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::kernels::matrix::Epilogue;
 use crate::kernels::{dot, matmul, recurrent as recurrent_kernels};
 use crate::worker::{WorkerCtx, spatial_split};
+use phalanx_graph::ops::PartsOp;
 use phalanx_graph::program::{Instr, Options, Program, ValueId};
 use phalanx_graph::{ConvGeom, Op, ops};
 
@@ -144,7 +145,8 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::Upsample { .. }
         | Op::UpsampleGrad { .. }
         | Op::AffineSample(..)
-        | Op::AffineSampleGrad(..) => layout::compute(ctx, op, x, y),
+        | Op::AffineSampleGrad(..)
+        | Op::Parts(PartsOp::Take { .. }) => layout::compute(ctx, op, x, y),
         Op::Dot(..) | Op::DotGradInput | Op::DotGradKernel | Op::MatMul(..) => {
             dense::compute(ctx, op, x, y)
         }
@@ -181,7 +183,9 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::Select
         | Op::Reshape { .. }
         | Op::AllReduce { .. }
-        | Op::ReplicaMean => {
+        | Op::ReplicaMean
+        | Op::Model(_)
+        | Op::Parts(_) => {
             unreachable!("{} is not computed: the compiler lowers it", op.name())
         }
     }

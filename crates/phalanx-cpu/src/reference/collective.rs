@@ -11,3 +11,8 @@ pub(super) fn all_reduce(x: &Value) -> Value {
 pub(super) fn replica_mean(x: &Value) -> Value {
     x.clone()
 }
+
+/// What the only device of a replica holds.
+pub(super) fn model(x: &Value) -> Value {
+    x.clone()
+}

@@ -160,5 +160,6 @@ fn evaluate_node(
         Op::RecurrentGrad(attrs, more) => recurrent::grad(attrs, *more, x, dims),
         Op::AllReduce { .. } => collective::all_reduce(x[0]),
         Op::ReplicaMean => collective::replica_mean(x[0]),
+        Op::Model(_) | Op::Parts(_) => collective::model(x[0]),
     }
 }

@@ -4,7 +4,7 @@
 //! the memory. The program orders conflicting accesses by barriers.
 
 use super::WorkerCtx;
-use crate::executor::{DeviceMemory, WorkerMemory};
+use crate::executor::{DeviceMemory, StateMemory, WorkerMemory};
 use crate::kernels::layout::{Dst, Src};
 use crate::kernels::matrix::{MatrixMut, MatrixRef};
 use phalanx_exec::FeedData;
@@ -13,18 +13,17 @@ use phalanx_graph::program::{Location, Split, Value, ValueId};
 impl<'a> WorkerCtx<'a> {
     /// The memory of this worker's device.
     pub fn device_memory(&self) -> &'a DeviceMemory {
-        self.memory_of_device(self.device)
+        self.run.device_memory(self.device, self.part)
     }
 
-    /// The memory of a device of this process.
-    pub fn memory_of_device(&self, device: usize) -> &'a DeviceMemory {
-        &self.run.memory.devices[device - self.run.first_device]
+    /// The copy of the training state that this worker uses.
+    pub fn state(&self) -> &'a StateMemory {
+        self.run.state(self.device, self.part)
     }
 
-    /// The memory of worker `worker` of a device.
-    pub fn memory_of_worker(&self, device: usize, worker: usize) -> &'a WorkerMemory {
-        let device = device - self.run.first_device;
-        &self.run.memory.workers[device * self.run.mesh.workers + worker]
+    /// The memory of worker `worker` of the device with this worker's part of a replica.
+    pub fn memory_of_worker(&self, replica: usize, worker: usize) -> &'a WorkerMemory {
+        self.run.worker_memory(replica, self.part, worker)
     }
 
     /// The memory of this worker.
@@ -49,10 +48,15 @@ impl<'a> WorkerCtx<'a> {
         unsafe { std::slice::from_raw_parts_mut(buffer.f32(), buffer.bytes() / 4) }
     }
 
-    /// The first byte of a value in the memory of worker `worker` of `device`. The verifier ensures that
-    /// every value lies inside its buffer, except that an empty value may lie anywhere.
+    /// The first byte of a value in the memory of worker `worker` of the device with this worker's part of replica
+    /// `device`. The verifier ensures that every value lies inside its buffer, except that an empty value may lie anywhere.
     pub fn address(&self, v: &Value, device: usize, worker: usize) -> *mut u8 {
-        let owner = self.memory_of_worker(device, worker);
+        self.address_of(v, (device, self.part), worker)
+    }
+
+    /// The first byte of a value in the memory of worker `worker` of a replica's device.
+    pub fn address_of(&self, v: &Value, (device, part): (usize, usize), worker: usize) -> *mut u8 {
+        let owner = self.run.worker_memory(device, part, worker);
         let skip = v.offset * v.ty.dtype.bytes();
         match v.location {
             Location::Feed(id) => {
@@ -67,8 +71,13 @@ impl<'a> WorkerCtx<'a> {
                 base.wrapping_add(start * row + skip).cast_mut()
             }
             Location::Param(id) => {
-                let offset = self.run.memory.layout.offsets[id.index()];
-                self.memory_of_device(device).params.ptr().wrapping_add(offset * 4 + skip)
+                let offset = self.run.memory.weights.offsets[id.index()];
+                self.run.state(device, part).params.ptr().wrapping_add(offset * 4 + skip)
+            }
+            Location::Gathered { group, offset } => {
+                let buffers = self.run.collectives.map(|c| c.gathered[group % 2].ptr());
+                let buffer = buffers.expect("weights are divided among processes");
+                buffer.wrapping_add(offset + skip)
             }
             Location::Arena(offset) => owner.arena.ptr().wrapping_add(offset + skip),
             Location::Shared(offset) => owner.shared.ptr().wrapping_add(offset + skip),
@@ -77,7 +86,8 @@ impl<'a> WorkerCtx<'a> {
                 let row = v.ty.len() / v.ty.last().max(1) * v.ld * v.ty.dtype.bytes();
                 let first = self.run.rows(device, 0).start;
                 let before = self.run.rows(device, worker).start - first;
-                self.memory_of_device(device).rows.ptr().wrapping_add(offset + before * row + skip)
+                let memory = self.run.device_memory(device, part);
+                memory.rows.ptr().wrapping_add(offset + before * row + skip)
             }
             Location::Gradient(id) => {
                 let offset = self.run.memory.layout.offsets[id.index()] * 4 + skip;

@@ -21,24 +21,26 @@ pub(super) fn copy(ctx: &WorkerCtx<'_>, input: ValueId, output: ValueId) {
     }
 }
 
-/// Copies a value to a parameter of the device.
+/// Copies a value to a parameter, once for each copy of the training state.
 pub(super) fn assign(ctx: &WorkerCtx<'_>, param: ParamId, value: ValueId) {
-    if ctx.worker != 0 {
+    if ctx.state_worker().0 != 0 {
         return;
     }
-    let start = ctx.run.memory.layout.offsets[param.index()];
-    // SAFETY: this runs after a barrier of the device, and only one worker writes. `copy` because a
-    // parameter may be assigned to itself.
+    let weights = &ctx.run.memory.weights;
+    let held = &weights.held[param.index()];
+    // SAFETY: this runs after a barrier of all workers that read this copy, and only one of them writes. The value has as
+    // many elements as the parameter. `copy` because a parameter may be assigned to itself.
     unsafe {
-        let to = ctx.device_memory().params.f32().add(start);
-        std::ptr::copy(ctx.f32(value), to, ctx.span(value));
+        let to = ctx.state().params.f32().add(weights.offsets[param.index()]);
+        std::ptr::copy(ctx.f32(value).add(held.start), to, held.len());
     }
 }
 
 /// Copies a value to a fetch of the step.
 pub(super) fn fetch(ctx: &WorkerCtx<'_>, index: usize, value: ValueId) {
     let v = ctx.value(value);
-    if !v.ty.is_rows() && !ctx.is_leader() || ctx.worker != ctx.memory_owner() {
+    let whole = !v.ty.is_rows() && !ctx.is_leader();
+    if whole || ctx.part > 0 || ctx.worker != ctx.memory_owner() {
         return;
     }
     let start = if v.ty.is_rows() { ctx.rows.start * v.ty.len() } else { 0 };

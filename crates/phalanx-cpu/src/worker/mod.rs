@@ -7,9 +7,11 @@ pub(crate) mod sharded_dense;
 pub(crate) mod spatial_split;
 
 use crate::collectives::process_collectives::ProcessCollectives;
-use crate::collectives::{self, update};
+use crate::collectives::{self, reduction, update};
 use crate::compute;
-use crate::executor::{ExecutorMemory, FetchPtr, LoadedProgram};
+use crate::executor::{
+    DeviceMemory, ExecutorMemory, FetchPtr, LoadedProgram, StateMemory, WorkerMemory,
+};
 use crate::simd::Isa;
 use crate::threads::{Barrier, FlushToZeroGuard};
 use phalanx_distributed::PeerError;
@@ -54,7 +56,10 @@ pub(crate) struct Outcome {
 /// One worker's view of a step.
 pub(crate) struct WorkerCtx<'a> {
     pub run: &'a Run<'a>,
+    /// Its replica, by its index in the mesh.
     pub device: usize,
+    /// Its device among those of the replica.
+    pub part: usize,
     pub worker: usize,
     /// Its rows of the global batch; all rows of the device under `Split::Spatial`.
     pub rows: Range<usize>,
@@ -68,13 +73,57 @@ impl Run<'_> {
             Split::Spatial => self.mesh.device_rows(self.batch.rows, device),
         }
     }
+
+    /// The devices of this process, by their indices in the mesh.
+    pub fn devices(&self) -> Range<usize> {
+        let count = self.memory.devices.len() / self.mesh.model;
+        self.first_device..self.first_device + count
+    }
+
+    /// The index of a device of this process: that of a replica with part `part` of it.
+    fn device_index(&self, replica: usize, part: usize) -> usize {
+        (replica - self.first_device) * self.mesh.model + part
+    }
+
+    /// The memory of the device with part `part` of a replica.
+    pub fn device_memory(&self, replica: usize, part: usize) -> &DeviceMemory {
+        &self.memory.devices[self.device_index(replica, part)]
+    }
+
+    /// The copy of the training state that the device with part `part` of a replica uses.
+    pub fn state(&self, replica: usize, part: usize) -> &StateMemory {
+        let states = &self.memory.states;
+        let one_each = states.len() == self.memory.devices.len();
+        &states[if one_each { self.device_index(replica, part) } else { part }]
+    }
+
+    /// The memory of worker `worker` of the device with part `part` of a replica.
+    pub fn worker_memory(&self, replica: usize, part: usize, worker: usize) -> &WorkerMemory {
+        &self.memory.workers[self.device_index(replica, part) * self.mesh.workers + worker]
+    }
+
+    /// Unwraps a result of the process group. On an error it records the reason for the executor and
+    /// unwinds; barriers then release the other workers.
+    pub fn unwrap_or_abort<T>(&self, result: Result<T, PeerError>) -> T {
+        result.unwrap_or_else(|peer| {
+            let text = peer.to_string();
+            let failure = ExecError::Peer { step: self.batch.step, peer };
+            let mut first = self.outcome.failure.lock().unwrap_or_else(|e| e.into_inner());
+            first.get_or_insert(failure);
+            drop(first);
+            // Not `panic!`: its hook would print this as a panic of the worker.
+            std::panic::resume_unwind(Box::new(text))
+        })
+    }
 }
 
 /// Runs the program on worker `index` of this process.
 pub(crate) fn run(run: &Run<'_>, index: usize) {
-    let (device, worker) = (run.first_device + index / run.mesh.workers, index % run.mesh.workers);
+    let Mesh { workers, model, .. } = run.mesh;
+    let (device, part) = (run.first_device + index / workers / model, index / workers % model);
+    let worker = index % workers;
     let rows = run.rows(device, worker);
-    let ctx = WorkerCtx { run, device, worker, rows };
+    let ctx = WorkerCtx { run, device, part, worker, rows };
     let _guard = FlushToZeroGuard::new();
     let begin = Instant::now();
     let mut update_begin = None;
@@ -87,11 +136,11 @@ pub(crate) fn run(run: &Run<'_>, index: usize) {
             }
         }
         if run.profiling {
-            ctx.run_timed(at, instr);
+            run_timed(&ctx, at, instr);
         } else {
-            ctx.run_instr(at, instr);
+            run_instr(&ctx, at, instr);
         }
-        update::submit_finished_buckets(&ctx, at);
+        reduction::submit_finished_buckets(&ctx, at);
     }
     if index == 0 {
         let end = Instant::now();
@@ -123,14 +172,35 @@ impl<'a> WorkerCtx<'a> {
         self.program().value(id)
     }
 
-    /// The devices of this process, by their indices in the mesh.
-    pub fn devices(&self) -> Range<usize> {
-        self.run.first_device..self.run.first_device + self.run.memory.devices.len()
-    }
-
     /// Whether this is the first worker of the process.
     pub fn is_leader(&self) -> bool {
-        self.device == self.run.first_device && self.worker == 0
+        self.device == self.run.first_device && self.part == 0 && self.worker == 0
+    }
+
+    /// This worker's index among those of the process that have the same part of a replica, and their number.
+    pub fn process_worker(&self) -> (usize, usize) {
+        let Mesh { workers, model, .. } = self.run.mesh;
+        let device = self.device - self.run.first_device;
+        (device * workers + self.worker, self.run.memory.workers.len() / model)
+    }
+
+    /// This worker's index among those that share its copy of the training state, and their number.
+    pub fn state_worker(&self) -> (usize, usize) {
+        match self.run.memory.states.len() == self.run.memory.devices.len() {
+            true => (self.worker, self.run.mesh.workers),
+            false => self.process_worker(),
+        }
+    }
+
+    /// The workers that share this worker's copy of the training state, or more.
+    pub fn state_scope(&self) -> Scope {
+        let shared = self.run.memory.states.len() != self.run.memory.devices.len();
+        if shared { Scope::All } else { Scope::Device }
+    }
+
+    /// Waits for the workers that share this worker's copy of the training state.
+    pub fn state_barrier(&self) {
+        self.barrier(self.state_scope());
     }
 
     /// Number of rows of a value on this worker; 1 if the value has no row axis.
@@ -173,61 +243,53 @@ impl<'a> WorkerCtx<'a> {
         }
     }
 
-    /// Unwraps a result of the process group. On an error it records the reason for the executor and
-    /// unwinds; barriers then release the other workers.
-    pub fn unwrap_or_abort<T>(&self, result: Result<T, PeerError>) -> T {
-        result.unwrap_or_else(|peer| {
-            let text = peer.to_string();
-            let failure = ExecError::Peer { step: self.run.batch.step, peer };
-            let mut first = self.run.outcome.failure.lock().unwrap_or_else(|e| e.into_inner());
-            first.get_or_insert(failure);
-            drop(first);
-            // Not `panic!`: its hook would print this as a panic of the worker.
-            std::panic::resume_unwind(Box::new(text))
-        })
-    }
+}
 
-    /// Runs an instruction and records its time.
-    fn run_timed(&self, at: usize, instr: &Instr) {
-        let begin = Instant::now();
-        self.run_instr(at, instr);
-        // SAFETY: only this worker uses its table, which has one number per instruction.
-        unsafe {
-            *self.memory().seconds.ptr().cast::<f64>().add(at) = begin.elapsed().as_secs_f64()
-        };
-    }
+/// Runs an instruction and records its time.
+fn run_timed(ctx: &WorkerCtx<'_>, at: usize, instr: &Instr) {
+    let begin = Instant::now();
+    run_instr(ctx, at, instr);
+    // SAFETY: only this worker uses its table, which has one number per instruction.
+    unsafe {
+        *ctx.memory().seconds.ptr().cast::<f64>().add(at) = begin.elapsed().as_secs_f64()
+    };
+}
 
-    fn run_instr(&self, at: usize, instr: &Instr) {
-        match instr {
-            Instr::Compute { op, inputs, output, sharded: true, .. } => {
-                sharded_dense::compute(self, op, inputs, *output);
-            }
-            Instr::Compute { op, inputs, output, .. } => match self.program().split() {
-                Split::Rows => compute::compute(self, at, op, inputs, *output),
-                Split::Spatial => spatial_split::compute(self, at, op, inputs, *output),
-            },
-            Instr::Copy { input, output } => copies::copy(self, *input, *output),
-            Instr::Barrier(scope) => {
-                self.barrier(*scope);
-                collectives::exchange_collectives(self, at);
-            }
-            Instr::AllReduce { .. } | Instr::ReplicaMean { .. }
-                if collectives::take_reduced(self, at, instr) => {}
-            Instr::AllReduce { scope, input, output } => {
-                collectives::all_reduce(self, *scope, *input, *output)
-            }
-            Instr::ReplicaMean { input, output } => {
-                collectives::replica_mean(self, *input, *output)
-            }
-            Instr::ReduceScatter { input, bias, relu, output, .. } => {
-                sharded_dense::reduce_scatter(self, *input, *bias, *relu, *output);
-            }
-            Instr::ShardedGradKernel { param, x, dy } => {
-                sharded_dense::grad_kernel(self, *param, *x, *dy)
-            }
-            Instr::Update => update::update(self),
-            Instr::Assign { param, value } => copies::assign(self, *param, *value),
-            Instr::Fetch { index, value } => copies::fetch(self, *index, *value),
+fn run_instr(ctx: &WorkerCtx<'_>, at: usize, instr: &Instr) {
+    match instr {
+        Instr::Compute { op, inputs, output, sharded: true, .. } => {
+            sharded_dense::compute(ctx, op, inputs, *output);
         }
+        Instr::Compute { op, inputs, output, .. } => match ctx.program().split() {
+            Split::Rows => compute::compute(ctx, at, op, inputs, *output),
+            Split::Spatial => spatial_split::compute(ctx, at, op, inputs, *output),
+        },
+        Instr::Copy { input, output } => copies::copy(ctx, *input, *output),
+        Instr::Barrier(scope) => {
+            ctx.barrier(*scope);
+            collectives::exchange_collectives(ctx, at);
+        }
+        Instr::AllReduce { .. } | Instr::ReplicaMean { .. }
+            if collectives::take_reduced(ctx, at, instr) => {}
+        Instr::AllReduce { scope, input, output } => {
+            collectives::all_reduce(ctx, *scope, *input, *output)
+        }
+        Instr::ReplicaMean { input, output } => {
+            collectives::replica_mean(ctx, *input, *output)
+        }
+        Instr::ExchangeParts { op, input, output, .. } => {
+            collectives::parts::exchange(ctx, *op, *input, *output)
+        }
+        Instr::ReduceScatter { input, bias, relu, output, .. } => {
+            sharded_dense::reduce_scatter(ctx, *input, *bias, *relu, *output);
+        }
+        Instr::ShardedGradKernel { param, x, dy } => {
+            sharded_dense::grad_kernel(ctx, *param, *x, *dy)
+        }
+        Instr::GatherWeights { group } => collectives::gather_weights(ctx, *group),
+        Instr::ReduceGradients { bucket } => reduction::reduce_bucket(ctx, *bucket),
+        Instr::Update => update::update(ctx),
+        Instr::Assign { param, value } => copies::assign(ctx, *param, *value),
+        Instr::Fetch { index, value } => copies::fetch(ctx, *index, *value),
     }
 }

@@ -6,7 +6,8 @@
 use phalanx_cpu::reference::{Value, evaluate};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{
-    Access, Backward, Binary, FillMode, Instr, PoolKind, ReduceKind, SampleGeom, Tape, Unary,
+    Access, Backward, Binary, FillMode, Instr, ModelOp, PartsOp, PoolKind, ReduceKind, SampleGeom,
+    Tape, Unary,
 };
 use phalanx_graph::{DType, Graph, GraphError, NodeId, Op, Scope, Space, Type};
 use phalanx_testing::cases::*;
@@ -285,6 +286,8 @@ op_table! {
     Op::RecurrentGrad(..) => "recurrent_grad", Refused;
     Op::AllReduce { .. } => "all_reduce", Smooth;
     Op::ReplicaMean => "replica_mean", Refused;
+    Op::Model(_) => "model_part", Refused;
+    Op::Parts(_) => "take_part", Refused;
 }
 
 fn all_cases() -> Vec<Case> {
@@ -338,6 +341,8 @@ fn other_ops() -> Graph {
     let sums = b.push(Op::SumRows, &[x]);
     let mean = b.push(Op::AllReduce { scope: Scope::Device }, &[sums]);
     b.push(Op::ReplicaMean, &[mean]);
+    b.push(Op::Model(ModelOp::Part { axis: 0 }), &[x]);
+    b.push(Op::Parts(PartsOp::Take { axis: 0, parts: 2 }), &[x]);
     let instrs = vec![Instr::Input(0), Instr::Unary(Unary::Tanh, 0)];
     b.push(Op::Fused(Tape { inputs: vec![Access::Full], instrs, outputs: vec![1] }), &[x]);
     b.g

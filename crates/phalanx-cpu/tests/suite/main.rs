@@ -4,4 +4,7 @@
 mod executor;
 mod functions;
 mod gradcheck;
+mod model_axis;
 mod processes;
+mod recompute;
+mod sharding;

@@ -14,10 +14,16 @@ use phalanx_testing::simulate::{Numbers, SEED};
 struct Several;
 
 /// An executor over several processes; `devices` is the number of devices of each.
-fn start(devices: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+pub fn start(devices: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
     let executors = clusters(devices).into_iter().zip(devices).map(|(cluster, devices)| {
-        let options =
-            CpuOptions { devices: *devices, workers: mesh.workers, fixed: mesh.fixed, isa: None };
+        let (fixed, shard) = (mesh.fixed, mesh.sharding.level);
+        let options = CpuOptions {
+            devices: *devices,
+            workers: mesh.workers,
+            fixed,
+            shard,
+            ..Default::default()
+        };
         let e = CpuExecutor::with_cluster(options, params, Some(cluster)).expect("starts");
         Box::new(e) as Box<dyn Executor>
     });
@@ -80,7 +86,7 @@ fn a_fixed_mesh_gives_the_bits_of_one_process() {
     for step in [dense, cnn(Scope::All, true, momentum(None), (0.0, 0.0))] {
         let alone = |devices: usize| {
             let mesh = Mesh::fixed(devices).expect("divides");
-            let options = CpuOptions { devices, workers: 0, fixed: true, isa: None };
+            let options = CpuOptions { devices, workers: 0, fixed: true, ..Default::default() };
             let e = CpuExecutor::new(options, step.graph.params()).expect("starts");
             train(Box::new(e), &step, mesh)
         };

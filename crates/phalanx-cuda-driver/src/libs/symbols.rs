@@ -81,6 +81,7 @@ const CUBLAS_LT: &[&str] = &[
     "cublasLtDestroy",
     "cublasLtGetVersion",
     "cublasLtMatmul",
+    "cublasLtMatmulAlgoConfigGetAttribute",
     "cublasLtMatmulAlgoGetHeuristic",
     "cublasLtMatmulDescCreate",
     "cublasLtMatmulDescDestroy",
@@ -147,9 +148,10 @@ mod tests {
         prefixes.into_iter().find(|(prefix, _)| owns(prefix)).map(|(_, lib)| lib)
     }
 
-    /// Names after `cu!(`, `nccl!(` and `sys::`, which is how functions are called.
+    /// Names after `cu!(`, `nccl!(` and `sys::`, which is how functions are called, and those of tables of functions.
     fn called(text: &str) -> Vec<String> {
-        let marks = ["cu!(", "nccl!(", "sys::"].iter().flat_map(|mark| text.split(mark).skip(1));
+        let marks =
+            ["cu!(", "nccl!(", "sys::", "= \""].iter().flat_map(|mark| text.split(mark).skip(1));
         let word = |c: char| c.is_alphanumeric() || c == '_';
         marks.map(|rest| rest.chars().take_while(|c| word(*c)).collect()).collect()
     }

@@ -1,42 +1,37 @@
-//! Selection of algorithms for matrix products: the fastest proposal, each replayed as a graph.
+//! Measurement of the algorithms of matrix products, each replayed as a graph.
 
 use super::resolve::ResolvedTask;
 use super::{Gpu, capture_lock};
-use crate::autotune;
 use phalanx_exec::ExecError;
 
 impl Gpu {
-    /// Selects an algorithm for every product of a step. Cached measurements are reused.
+    /// Measures the algorithms of a step's products, if they are to be recorded, and selects the fastest.
     pub(super) fn tune_products(
         &mut self,
         ready: &mut [Vec<ResolvedTask>],
     ) -> Result<(), ExecError> {
-        let mut guard = None;
         for task in ready.iter_mut().flatten() {
-            let ResolvedTask::Gemm { plan, key, .. } = task else { continue };
-            if let Some(index) = autotune::cached(key) {
-                plan.choose(index);
+            let ResolvedTask::Gemm { key, .. } = &*task else { continue };
+            let key = key.clone();
+            if !self.libraries.choices().must_measure(&key) {
                 continue;
             }
-            if guard.is_none() {
-                guard = Some(capture_lock());
-                self.context.enter().map_err(|e| self.device_error(e))?;
-            }
-            let key = key.clone();
-            let best = self.fastest_product(task)?;
+            self.choose_fastest_product(task)?;
             let ResolvedTask::Gemm { plan, .. } = task else { continue };
-            // Another process may have measured too: all use the first choice that was stored.
-            let index = autotune::cached(&key).unwrap_or(best);
-            plan.choose(index);
-            autotune::store(&key, index);
+            let recorded = plan
+                .describe()
+                .and_then(|algorithm| self.libraries.choices().record(&key, &algorithm));
+            recorded.map_err(|e| self.device_error(e))?;
         }
         Ok(())
     }
 
-    /// Index of the fastest proposal, or the library's own choice if none can be measured.
-    fn fastest_product(&mut self, task: &mut ResolvedTask) -> Result<usize, ExecError> {
+    /// Selects the fastest proposal, or the library's own choice if none can be measured.
+    fn choose_fastest_product(&mut self, task: &mut ResolvedTask) -> Result<(), ExecError> {
+        let _lock = capture_lock();
+        self.context.enter().map_err(|e| self.device_error(e))?;
+        let ResolvedTask::Gemm { plan, .. } = &*task else { return Ok(()) };
         let mut best = (f64::INFINITY, 0);
-        let ResolvedTask::Gemm { plan, .. } = &*task else { return Ok(0) };
         for index in 0..plan.proposals() {
             if let ResolvedTask::Gemm { plan, .. } = task {
                 plan.choose(index);
@@ -46,6 +41,9 @@ impl Gpu {
                 best = if seconds < best.0 { (seconds, index) } else { best };
             }
         }
-        Ok(best.1)
+        if let ResolvedTask::Gemm { plan, .. } = task {
+            plan.choose(best.1);
+        }
+        Ok(())
     }
 }

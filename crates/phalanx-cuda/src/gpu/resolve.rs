@@ -11,7 +11,10 @@ use crate::launch::{Arg, Elem, Launch};
 use crate::work_item::{Conv, Gemm, Part, Task};
 use cudarc::driver::sys::CUfunction_attribute;
 use phalanx_cuda_driver::driver::{Failure, Result, Stream, cu};
+use phalanx_cuda_driver::libs::{Lib, find};
 use phalanx_distributed::transport::nccl::{DataType, Reduction};
+use phalanx_distributed::warnings::warning;
+use std::sync::Once;
 
 /// A task with all addresses and plans resolved.
 pub(super) enum ResolvedTask {
@@ -31,6 +34,19 @@ impl ResolvedTask {
             ResolvedTask::Launch { .. } | ResolvedTask::Clear { .. } | ResolvedTask::Reduce(_) => 0,
         }
     }
+}
+
+/// Warns, once, that cuDNN does not compute every convolution.
+fn warn_of_plain_kernel() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        let library = find(Lib::Cudnn).map(|found| found.path.display().to_string());
+        let library = library.unwrap_or_else(|missing| missing.to_string());
+        warning!(
+            "cuDNN ({library}) has no engine for a convolution of this model: a plain kernel computes it, which may be \
+             many times slower"
+        );
+    });
 }
 
 /// The type of elements as NCCL names it.
@@ -119,6 +135,7 @@ impl Resolver<'_> {
         match self.libraries.plan_conv(conv, at, self.stream)? {
             Some(plan) => Ok(ResolvedTask::Conv { plan, at }),
             None => {
+                warn_of_plain_kernel();
                 let launch = fallback::launch(conv);
                 self.kernels.compile(self.tapes_hash, "", [&launch].into_iter())?;
                 self.launch(&launch)

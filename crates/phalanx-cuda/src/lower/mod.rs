@@ -163,6 +163,11 @@ impl Lowering<'_> {
             Instr::ReduceScatter { .. } | Instr::ShardedGradKernel { .. } => {
                 unreachable!("`load` rejects programs of several workers per device")
             }
+            Instr::GatherWeights { .. }
+            | Instr::ReduceGradients { .. }
+            | Instr::ExchangeParts { .. } => {
+                unreachable!("`open` rejects a divided state")
+            }
             Instr::Update => self.update(),
             Instr::Assign { param, value } => {
                 for replica in self.replicas() {

@@ -143,7 +143,7 @@ impl Harness {
         });
         self.layout.params.push(at);
         let dims = vec![weights.len()];
-        self.params.push(ParamSpec { name: "w".into(), dims, trainable: true });
+        self.params.push(ParamSpec { name: "w".into(), dims, trainable: true, cut: None });
         (0..2).for_each(|r| self.write(Ptr::new(r, Block::Params, at), weights));
         ParamId(self.layout.params.len() as u32 - 1)
     }

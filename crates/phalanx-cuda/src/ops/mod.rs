@@ -92,7 +92,9 @@ pub(crate) fn compute(
         | Op::BatchNormGradSums(_)
         | Op::BatchNormGradInput(_)
         | Op::AllReduce { .. }
-        | Op::ReplicaMean => unreachable!("{} is not lowered op by op", op.name()),
+        | Op::ReplicaMean
+        | Op::Model(_)
+        | Op::Parts(_) => unreachable!("{} is not lowered op by op", op.name()),
     }
 }
 

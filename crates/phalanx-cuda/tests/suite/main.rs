@@ -10,6 +10,7 @@ mod processes;
 use phalanx_cuda::CudaBackend;
 use phalanx_exec::{Backend, Executor, OpenRequest, Place};
 use phalanx_graph::ParamSpec;
+use phalanx_graph::program::ShardLevel;
 
 /// The seed of `PHALANX_EMULATOR_SEED`, which selects another order of work items, blocks and
 /// threads.
@@ -26,6 +27,14 @@ fn gpus() -> usize {
 /// An executor with replicas at these places of this machine's GPUs.
 fn on_gpus(places: &[Place], params: &[ParamSpec]) -> Box<dyn Executor> {
     let (threads, deterministic, cluster) = (0, false, None);
-    let request = OpenRequest { places, threads, deterministic, params, cluster };
+    let request = OpenRequest {
+        places,
+        model: 1,
+        threads,
+        deterministic,
+        params,
+        cluster,
+        shard: ShardLevel::None,
+    };
     CudaBackend::new().open(request).expect("starts")
 }

@@ -1,10 +1,12 @@
 //! Barriers: which instructions wait for other workers, and the order that needs the fewest.
 
 use super::aliasing::{View, last_axis_rows};
+use super::buckets::Buckets;
 use super::linear::{LinearInstr, Target};
 use super::sharded_dense::ShardedDense;
 use crate::graph::{Graph, NodeId};
-use crate::ops::Op;
+use crate::ops::{Op, PartsOp};
+use crate::step::Step;
 use crate::types::Scope;
 
 /// Inserts a barrier between any two instructions: workers read what the others wrote, and buffers
@@ -20,6 +22,11 @@ pub(super) fn barrier_after_each(instrs: Vec<LinearInstr>) -> Vec<LinearInstr> {
     out
 }
 
+/// Whether an op reads what the other devices of the replica hold.
+pub(super) fn exchanges_parts(op: &Op) -> bool {
+    matches!(op, Op::Parts(PartsOp::Reduce(_) | PartsOp::Join { .. }))
+}
+
 /// Orders the nodes so that each collective comes after everything that does not depend on it: the
 /// collectives of parallel branches then share a barrier.
 pub(super) fn order_minimizing_barriers(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
@@ -31,7 +38,8 @@ pub(super) fn order_minimizing_barriers(g: &Graph, mut ids: Vec<NodeId>) -> Vec<
         for id in ids {
             let node = g.node(id);
             let blocked = node.inputs.iter().any(|x| pending[x.index()]);
-            let collective = matches!(node.op, Op::AllReduce { .. } | Op::ReplicaMean);
+            let collective = matches!(node.op, Op::AllReduce { .. } | Op::ReplicaMean)
+                || exchanges_parts(&node.op);
             pending[id.index()] = blocked || collective;
             match (blocked, collective) {
                 (true, _) => waiting.push(id),
@@ -102,6 +110,26 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// Inserts the reduction of every bucket as soon as all workers have its gradients.
+    pub fn reduce_buckets(&mut self, step: &Step, buckets: &Buckets) {
+        let mut ready = vec![];
+        for range in &buckets.ranges {
+            let nodes = buckets.order[range.clone()].iter().filter_map(|i| step.gradients[*i].node);
+            let done = |id: NodeId| match self.sharded.is_gradient(id) {
+                true => self.g.node(id).inputs.iter().map(|x| self.done[x.index()]).max(),
+                false => Some(self.done[id.index()]),
+            };
+            // Buckets are reduced in order.
+            let before = ready.last().copied().unwrap_or(0);
+            ready.push(nodes.filter_map(done).fold(before, usize::max));
+        }
+        for (bucket, at) in ready.into_iter().enumerate().rev() {
+            let barrier = || LinearInstr::Barrier(Scope::All);
+            let reduction = [barrier(), LinearInstr::ReduceGradients { bucket }, barrier()];
+            self.instrs.splice(at..at, reduction);
+        }
+    }
+
     /// Emits the instructions that compute a node.
     pub fn node(&mut self, id: NodeId) {
         let node = self.g.node(id);
@@ -117,6 +145,10 @@ impl<'a> Emitter<'a> {
             Op::ReplicaMean => {
                 self.wait_for(Scope::All, self.done[node.inputs[0].index()]);
                 self.instrs.push(LinearInstr::ReplicaMean(id));
+            }
+            ref op if exchanges_parts(op) => {
+                self.wait_for(Scope::All, self.done[node.inputs[0].index()]);
+                self.instrs.push(LinearInstr::ExchangeParts(id));
             }
             Op::Reshape { .. } if v.root == id => {
                 self.instrs.push(LinearInstr::Copy { from: node.inputs[0], to: Target::Node(id) });

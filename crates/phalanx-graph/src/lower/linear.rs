@@ -22,10 +22,20 @@ pub(crate) enum LinearInstr {
     Barrier(Scope),
     AllReduce(NodeId),
     ReplicaMean(NodeId),
+    /// Exchanges parts among the devices of a replica, before a barrier.
+    ExchangeParts(NodeId),
     ShardedGradKernel {
         param: ParamId,
         x: NodeId,
         dy: NodeId,
+    },
+    /// Reduces the gradients of a bucket, between two barriers.
+    ReduceGradients {
+        bucket: usize,
+    },
+    /// Makes the weights of a group complete, and those of the group before it incomplete.
+    GatherWeights {
+        group: usize,
     },
     /// Zeroes the gradient of a parameter that affects the loss only through its penalty.
     Zero(ParamId),

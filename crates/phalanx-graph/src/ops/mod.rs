@@ -7,10 +7,12 @@ pub mod conv;
 pub mod cumulative;
 pub mod dot;
 pub mod elementwise;
+pub mod factors;
 pub mod index;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
+pub mod model;
 pub mod norm;
 pub mod pool;
 mod print;
@@ -25,6 +27,7 @@ pub mod take;
 pub use elementwise::{Access, Binary, Instr, Tape, Unary};
 pub use layer_norm::LayerNormAttrs;
 pub use matmul::Contraction;
+pub use model::{ModelOp, PartsOp};
 pub use pool::PoolKind;
 pub use recurrent::{RecurrentAttrs, RecurrentCell};
 pub use reduce::ReduceKind;
@@ -223,6 +226,12 @@ pub enum Op {
     AllReduce { scope: Scope },
     /// Mean of per-device values, weighted by each device's rows.
     ReplicaMean,
+
+    /// Changes how the devices of a replica share a value, whose dimensions are those of the whole. The pass `partition`
+    /// inserts it.
+    Model(ModelOp),
+    /// Exchanges or selects parts, whose dimensions are those of the parts. Only programs have it.
+    Parts(PartsOp),
 }
 
 /// Operands, result and cotangent of the node to differentiate.

@@ -1,6 +1,6 @@
 //! Text form of ops.
 
-use super::{Epilogue, Op, PoolKind, ReduceKind};
+use super::{Epilogue, ModelOp, Op, PartsOp, PoolKind, ReduceKind};
 use std::fmt;
 
 impl Op {
@@ -70,6 +70,14 @@ impl Op {
             Op::RecurrentGrad(..) => "recurrent_grad",
             Op::AllReduce { .. } => "all_reduce",
             Op::ReplicaMean => "replica_mean",
+            Op::Model(ModelOp::Reduce(ReduceKind::Sum)) => "model_sum",
+            Op::Model(ModelOp::Reduce(ReduceKind::Max)) => "model_max",
+            Op::Model(ModelOp::Gather { .. }) => "model_gather",
+            Op::Model(ModelOp::Part { .. }) => "model_part",
+            Op::Parts(PartsOp::Reduce(ReduceKind::Sum)) => "sum_parts",
+            Op::Parts(PartsOp::Reduce(ReduceKind::Max)) => "max_parts",
+            Op::Parts(PartsOp::Join { .. }) => "join_parts",
+            Op::Parts(PartsOp::Take { .. }) => "take_part",
         }
     }
 }
@@ -128,6 +136,10 @@ impl fmt::Display for Op {
             }
             Op::Recurrent(a) | Op::RecurrentGrad(a, _) => a.fmt(f),
             Op::AllReduce { scope } => write!(f, " over={scope}"),
+            Op::Model(ModelOp::Gather { axis } | ModelOp::Part { axis })
+            | Op::Parts(PartsOp::Join { axis, .. } | PartsOp::Take { axis, .. }) => {
+                write!(f, " axis={axis}")
+            }
             _ => Ok(()),
         }
     }

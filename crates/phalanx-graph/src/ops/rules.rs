@@ -3,19 +3,30 @@
 
 use super::{
     Backward, Binary, Cotangents, Op, PoolKind, Unary, collective, conv, cumulative, dot,
-    elementwise, index, layer_norm, layout, matmul, norm, pool, random, recurrent, reduce, sample,
-    softmax, take,
+    elementwise, factors, index, layer_norm, layout, matmul, model, norm, pool, random, recurrent,
+    reduce, sample, softmax, take,
 };
 use crate::error::{GraphError, Result};
 use crate::graph::Graph;
-use crate::types::{DType, Space, Type};
+use crate::types::{DType, ModelSpace, Space, Type};
 
 impl Op {
     /// Infers the type of the result. Fails if the operands do not match or the result is too large.
     pub fn infer(&self, x: &[&Type]) -> Result<Type> {
-        let ty = self.infer_unlimited(x)?;
+        let mut ty = self.infer_shape(x)?;
         ty.check_limits()?;
+        ty.model = factors::infer_model(self, x, &ty)?;
         Ok(ty)
+    }
+
+    /// Infers the type of the result from whole operands: shape rules do not see how the devices of a replica share them.
+    fn infer_shape(&self, x: &[&Type]) -> Result<Type> {
+        if x.iter().all(|t| t.model == ModelSpace::Mirrored) {
+            return self.infer_unlimited(x);
+        }
+        let whole: Vec<Type> =
+            x.iter().map(|t| (*t).clone().with_model(ModelSpace::Mirrored)).collect();
+        self.infer_unlimited(&whole.iter().collect::<Vec<_>>())
     }
 
     /// Whether the derivative is zero wherever there is one: comparisons, rounding, conversions, indices.
@@ -102,6 +113,8 @@ impl Op {
             Op::RecurrentGrad(attrs, more) => recurrent::infer_grad(attrs, *more, x),
             Op::AllReduce { scope } => collective::infer_all_reduce(*scope, x[0]),
             Op::ReplicaMean => collective::infer_replica_mean(x[0]),
+            Op::Model(_) => Ok(x[0].clone()),
+            Op::Parts(op) => model::infer_parts(*op, x[0]),
         }
     }
 
@@ -169,7 +182,9 @@ impl Op {
             | Op::BatchNormGradSums(_)
             | Op::BatchNormGradInput(_)
             | Op::LayerNormGrad(_)
-            | Op::RecurrentGrad(..) => Err(GraphError::NotDifferentiable {
+            | Op::RecurrentGrad(..)
+            | Op::Model(_)
+            | Op::Parts(_) => Err(GraphError::NotDifferentiable {
                 layer: g.scope_name(b.y).into(),
                 op: self.name().into(),
             }),
@@ -216,7 +231,9 @@ impl Op {
             | Op::BatchStats { .. }
             | Op::LayerNorm(_)
             | Op::AllReduce { .. }
-            | Op::ReplicaMean => 1,
+            | Op::ReplicaMean
+            | Op::Model(_)
+            | Op::Parts(_) => 1,
             Op::Binary(_)
             | Op::AffineSample(_)
             | Op::AffineSampleGrad(_)

@@ -2,12 +2,16 @@
 
 mod epilogue;
 mod fuse;
+mod partition;
 mod precision;
+mod recompute;
 mod simplify;
 
 pub use epilogue::fuse_epilogues;
 pub use fuse::fuse_elementwise;
+pub use partition::{localize, partition};
 pub use precision::store_narrow;
+pub use recompute::recompute;
 pub use simplify::simplify;
 
 use crate::error::Result;

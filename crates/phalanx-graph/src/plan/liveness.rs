@@ -4,6 +4,7 @@ use super::Planner;
 use crate::graph::NodeId;
 use crate::lower::{BufferKind, LinearInstr, Target};
 use crate::ops::{Access, Op};
+use crate::types::Scope;
 
 /// Activations up to this size stay in a GPU's cache, so reuse of their memory would gain nothing.
 const MIN_REUSE_BYTES: usize = 16 << 20;
@@ -25,7 +26,7 @@ impl Planner<'_> {
         let bytes = self.bytes(root);
         let range =
             self.live_ranges[root.index()].get_or_insert(LiveRange { start: at, end: at, bytes });
-        range.end = at;
+        range.end = range.end.max(at);
     }
 
     /// Computes the first and last use of every buffer.
@@ -40,6 +41,14 @@ impl Planner<'_> {
                     inputs.into_iter().for_each(|x| self.touch(x, at));
                     self.touch(*id, at);
                 }
+                LinearInstr::ExchangeParts(id) => {
+                    // The other devices of the replica read the operand up to the next barrier.
+                    let barrier = |i: &LinearInstr| matches!(i, LinearInstr::Barrier(Scope::All));
+                    let rest = &self.lowered.instrs[at..];
+                    let read = at + rest.iter().position(barrier).unwrap_or(rest.len());
+                    self.touch(self.step.graph.node(*id).inputs[0], read);
+                    self.touch(*id, at);
+                }
                 LinearInstr::Copy { from, to } => {
                     self.touch(*from, at);
                     match to {
@@ -51,10 +60,19 @@ impl Planner<'_> {
                     self.touch(*x, at);
                     self.touch(*dy, at);
                 }
+                LinearInstr::ReduceGradients { bucket } => {
+                    // Other workers read the gradients up to the barrier after it.
+                    for (_, node) in self.lowered.bucket_gradients(self.step, *bucket) {
+                        self.touch(node, at + 1);
+                    }
+                }
                 LinearInstr::Assign { node, .. } | LinearInstr::Fetch { node, .. } => {
                     self.touch(*node, at)
                 }
-                LinearInstr::Barrier(_) | LinearInstr::Zero(_) | LinearInstr::Update => {}
+                LinearInstr::Barrier(_)
+                | LinearInstr::GatherWeights { .. }
+                | LinearInstr::Zero(_)
+                | LinearInstr::Update => {}
             }
         }
     }

@@ -1,22 +1,21 @@
 //! The memory plan: liveness, in-place reuse, and the arena offset of every buffer.
 
-mod buckets;
 mod liveness;
 mod placement;
 mod translate;
+mod update;
 
-use self::buckets::update_plan;
 use self::liveness::LiveRange;
 use self::translate::Writer;
+use self::update::{GradientValues, update_plan};
 use crate::error::{GraphError, Result};
-use crate::graph::NodeId;
+use crate::graph::{NodeId, ParamId};
 use crate::lower::{BufferKind, LinearInstr, Lowered};
 use crate::ops::Op;
-use crate::program::{FetchPlan, Options, Program, Split};
+use crate::program::{FetchPlan, Instr, Options, Program, Split, WeightGroup};
 use crate::step::Step;
 use crate::types::Type;
 use crate::verify;
-use std::collections::HashMap;
 
 /// Alignment of every buffer in bytes: one cache line, one AVX-512 register.
 const ALIGN: usize = 64;
@@ -33,25 +32,43 @@ pub(crate) fn plan_memory(step: Step, lowered: Lowered, options: Options) -> Res
     if cfg!(debug_assertions) {
         p.check(&offsets, memory)?;
     }
-    let mut w = Writer::new(&p, &offsets, partial_products);
-    let mut operands = HashMap::new();
+    let weight_groups: Vec<WeightGroup> =
+        lowered.gathered.iter().map(|group| weight_group(&step, group)).collect();
+    memory.gathered = weight_groups.iter().map(|group| group.bytes).max().unwrap_or(0);
+    let mut w = Writer::new(&p, &offsets, partial_products, &weight_groups);
+    let mut gradients = GradientValues::default();
     let mut instrs = Vec::with_capacity(lowered.instrs.len());
     for instr in &lowered.instrs {
         match instr {
             // With a single device the update itself computes the parts: no other device reads them.
             LinearInstr::ShardedGradKernel { param, x, dy } if options.mesh.devices == 1 => {
-                operands.insert(*param, (w.value(*x), w.value(*dy)));
+                gradients.operands.insert(*param, (w.value(*x), w.value(*dy)));
+            }
+            LinearInstr::ReduceGradients { bucket } => {
+                for (param, node) in lowered.bucket_gradients(&step, *bucket) {
+                    match lowered.sharded.is_gradient(node) {
+                        true => {
+                            let inputs = &step.graph.node(node).inputs;
+                            let operands = (w.value(inputs[0]), w.value(inputs[1]));
+                            gradients.operands.insert(param, operands);
+                        }
+                        false => {
+                            gradients.partial.insert(param, w.value(node));
+                        }
+                    }
+                }
+                instrs.push(Instr::ReduceGradients { bucket: *bucket });
             }
             _ => instrs.push(w.instr(instr)?),
         }
     }
-    let values = w.values;
+    let values = std::mem::take(&mut w.values);
     let fetches = step
         .fetches
         .iter()
         .map(|f| FetchPlan { name: f.name.clone(), ty: step.graph.ty(f.node).clone() })
         .collect();
-    let update = update_plan(&step, &lowered, &operands);
+    let update = update_plan(&step, &lowered, &gradients);
     let program = Program {
         name: step.name.clone(),
         options,
@@ -63,10 +80,21 @@ pub(crate) fn plan_memory(step: Step, lowered: Lowered, options: Options) -> Res
         values,
         instrs,
         update,
+        weight_groups,
         memory,
     };
     verify::check(&program)?;
     Ok(program)
+}
+
+/// Places the weights of a group one after the other.
+fn weight_group(step: &Step, params: &[ParamId]) -> WeightGroup {
+    let mut group = WeightGroup::default();
+    for id in params {
+        group.weights.push((*id, group.bytes));
+        group.bytes += (step.graph.params()[id.index()].len() * 4).next_multiple_of(ALIGN);
+    }
+    group
 }
 
 /// The buffers of a step while memory is assigned to them.

@@ -5,7 +5,7 @@ use crate::error::{GraphError, Result};
 use crate::graph::{NodeId, ParamId};
 use crate::lower::{BufferKind, LinearInstr, Target};
 use crate::ops::{Epilogue, Op};
-use crate::program::{Instr, Location, Value, ValueId};
+use crate::program::{Instr, Location, Value, ValueId, WeightGroup};
 use crate::types::{DType, Space, Type};
 use std::collections::HashMap;
 
@@ -15,8 +15,11 @@ pub(super) struct Writer<'a, 'b> {
     offsets: &'b [usize],
     /// Offset of the partial product of each sharded product.
     partial_products: HashMap<NodeId, usize>,
+    weight_groups: &'b [WeightGroup],
+    /// The group of weights that is complete.
+    group: Option<usize>,
     pub values: Vec<Value>,
-    known: HashMap<NodeId, ValueId>,
+    known: HashMap<(NodeId, Option<usize>), ValueId>,
 }
 
 impl<'a, 'b> Writer<'a, 'b> {
@@ -24,8 +27,18 @@ impl<'a, 'b> Writer<'a, 'b> {
         p: &'b Planner<'a>,
         offsets: &'b [usize],
         partial_products: HashMap<NodeId, usize>,
+        weight_groups: &'b [WeightGroup],
     ) -> Writer<'a, 'b> {
-        Writer { p, offsets, partial_products, values: vec![], known: HashMap::new() }
+        let (values, known, group) = (vec![], HashMap::new(), None);
+        Writer { p, offsets, partial_products, weight_groups, group, values, known }
+    }
+
+    /// The place of a weight in the current group, if it is one that is gathered.
+    fn gathered(&self, id: ParamId) -> Option<Location> {
+        let group = self.group?;
+        let weights = &self.weight_groups[group].weights;
+        let (_, offset) = weights.iter().find(|(weight, _)| *weight == id)?;
+        Some(Location::Gathered { group, offset: *offset })
     }
 
     fn add(&mut self, value: Value) -> ValueId {
@@ -36,7 +49,7 @@ impl<'a, 'b> Writer<'a, 'b> {
     fn location(&self, root: NodeId) -> Location {
         match self.p.step.graph.node(root).op {
             Op::Feed { id } => Location::Feed(id),
-            Op::Param { id } => Location::Param(id),
+            Op::Param { id } => self.gathered(id).unwrap_or(Location::Param(id)),
             _ => {
                 let offset = self.offsets[self.p.buffer[root.index()].index()];
                 match self.p.lowered.kinds[root.index()] {
@@ -51,14 +64,16 @@ impl<'a, 'b> Writer<'a, 'b> {
 
     /// The value of a node.
     pub fn value(&mut self, id: NodeId) -> ValueId {
-        if let Some(v) = self.known.get(&id) {
+        let view = self.p.lowered.views[id.index()];
+        let is_weight = matches!(self.p.step.graph.node(view.root).op, Op::Param { .. });
+        let key = (id, self.group.filter(|_| is_weight));
+        if let Some(v) = self.known.get(&key) {
             return *v;
         }
-        let view = self.p.lowered.views[id.index()];
         let ty = self.p.step.graph.ty(id).clone();
         let location = self.location(view.root);
         let new = self.add(Value { ty, location, offset: view.offset, ld: view.ld });
-        self.known.insert(id, new);
+        self.known.insert(key, new);
         new
     }
 
@@ -153,6 +168,14 @@ impl<'a, 'b> Writer<'a, 'b> {
                 let input = self.value(g.node(*id).inputs[0]);
                 Instr::AllReduce { scope, input, output: self.value(*id) }
             }
+            LinearInstr::ExchangeParts(id) => {
+                let node = g.node(*id);
+                let Op::Parts(op) = node.op else {
+                    return Err(GraphError::internal("plan", "parts expected"));
+                };
+                let (input, scope) = (self.value(node.inputs[0]), node.scope);
+                Instr::ExchangeParts { op, input, output: self.value(*id), scope }
+            }
             LinearInstr::ReplicaMean(id) => {
                 let input = self.value(g.node(*id).inputs[0]);
                 Instr::ReplicaMean { input, output: self.value(*id) }
@@ -160,6 +183,11 @@ impl<'a, 'b> Writer<'a, 'b> {
             LinearInstr::ShardedGradKernel { param, x, dy } => {
                 Instr::ShardedGradKernel { param: *param, x: self.value(*x), dy: self.value(*dy) }
             }
+            LinearInstr::GatherWeights { group } => {
+                self.group = Some(*group);
+                Instr::GatherWeights { group: *group }
+            }
+            LinearInstr::ReduceGradients { bucket } => Instr::ReduceGradients { bucket: *bucket },
             LinearInstr::Update => Instr::Update,
             LinearInstr::Assign { param, node } => {
                 Instr::Assign { param: *param, value: self.value(*node) }

@@ -2,7 +2,7 @@
 
 use super::ValueId;
 use crate::graph::ParamId;
-use crate::ops::Op;
+use crate::ops::{Op, PartsOp};
 use crate::types::Scope;
 
 /// An instruction. Every worker runs all instructions, each on its own rows.
@@ -48,6 +48,18 @@ pub enum Instr {
         /// The mean.
         output: ValueId,
     },
+    /// Exchanges parts among the devices of a replica, between two barriers: a worker reads those of the workers with the
+    /// same rows.
+    ExchangeParts {
+        /// A sum, a maximum or a join.
+        op: PartsOp,
+        /// The part of each device.
+        input: ValueId,
+        /// The result.
+        output: ValueId,
+        /// The layer.
+        scope: u32,
+    },
     /// Adds the partial products of the device's workers; each worker gets its own rows of the sum.
     /// Not an op, because its operand has the rows of the device and its result those of a worker.
     ReduceScatter {
@@ -74,7 +86,19 @@ pub enum Instr {
         /// The derivative of its output.
         dy: ValueId,
     },
-    /// Reduces all gradients and applies the optimizer; each worker updates its slice.
+    /// Gathers the weights of a group from all memory domains, which have divided them. They are complete until the next
+    /// such instruction.
+    GatherWeights {
+        /// Index into the program's groups.
+        group: usize,
+    },
+    /// Reduces the gradients of a bucket over all devices, between two barriers; each memory domain gets the sums that it
+    /// owns. Only programs with sharded gradients have it: the update reduces others.
+    ReduceGradients {
+        /// Index into the update's buckets.
+        bucket: usize,
+    },
+    /// Reduces all gradients that are not reduced yet and applies the optimizer; each worker updates its part.
     Update,
     /// Assigns a value to a parameter, once per device.
     Assign {
@@ -100,11 +124,15 @@ impl Instr {
             Instr::Compute { inputs, .. } => inputs.clone(),
             Instr::Copy { input, .. }
             | Instr::AllReduce { input, .. }
-            | Instr::ReplicaMean { input, .. } => vec![*input],
+            | Instr::ReplicaMean { input, .. }
+            | Instr::ExchangeParts { input, .. } => vec![*input],
             Instr::ReduceScatter { input, bias, .. } => [*input].into_iter().chain(*bias).collect(),
             Instr::ShardedGradKernel { x, dy, .. } => vec![*x, *dy],
             Instr::Assign { value, .. } | Instr::Fetch { value, .. } => vec![*value],
-            Instr::Barrier(_) | Instr::Update => vec![],
+            Instr::Barrier(_)
+            | Instr::GatherWeights { .. }
+            | Instr::ReduceGradients { .. }
+            | Instr::Update => vec![],
         }
     }
 
@@ -115,9 +143,12 @@ impl Instr {
             | Instr::Copy { output, .. }
             | Instr::AllReduce { output, .. }
             | Instr::ReplicaMean { output, .. }
+            | Instr::ExchangeParts { output, .. }
             | Instr::ReduceScatter { output, .. } => Some(*output),
             Instr::Barrier(_)
             | Instr::ShardedGradKernel { .. }
+            | Instr::GatherWeights { .. }
+            | Instr::ReduceGradients { .. }
             | Instr::Update
             | Instr::Assign { .. }
             | Instr::Fetch { .. } => None,

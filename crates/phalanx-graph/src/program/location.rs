@@ -21,6 +21,13 @@ pub enum Location {
     Feed(FeedId),
     /// The device's parameter buffer.
     Param(ParamId),
+    /// The buffer of a group of weights that is gathered, which takes turns with that of the group before it.
+    Gathered {
+        /// Index of the group.
+        group: usize,
+        /// Offset in its buffer.
+        offset: usize,
+    },
     /// The worker's arena; the bytes are reused once the value is dead.
     Arena(usize),
     /// The worker's shared block, which other workers read; never reused within a step.
@@ -61,6 +68,17 @@ pub struct Memory {
     pub shared: usize,
     /// The block of rows shared by the workers of a device.
     pub device: usize,
+    /// The largest group of weights that is gathered. Each memory domain has two such blocks.
+    pub gathered: usize,
     /// Size of the arena without reuse.
     pub unplanned: usize,
+}
+
+/// Weights that are gathered together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WeightGroup {
+    /// Each weight and its offset in the buffer of the group, in bytes.
+    pub weights: Vec<(ParamId, usize)>,
+    /// Bytes of the buffer.
+    pub bytes: usize,
 }

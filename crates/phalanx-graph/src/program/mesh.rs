@@ -1,5 +1,6 @@
 //! The devices and workers of a program, and how they share the rows of a batch.
 
+use super::Sharding;
 use std::ops::Range;
 
 /// Total workers of a mesh with [`Mesh::fixed`] shards; 1, 2, 4 or 8 devices share them.
@@ -8,28 +9,43 @@ pub const SHARDS: usize = 8;
 /// The devices and workers that a program is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// Number of devices, that is, replicas.
+    /// Number of replicas, each of which has its own rows of the batch: one device, or `model` devices that share its
+    /// rows and divide its work.
     pub devices: usize,
     /// Workers per device.
     pub workers: usize,
+    /// Devices of a replica.
+    pub model: usize,
     /// Whether rows are always split into [`SHARDS`] shards and sums are trees over them, so that
     /// results do not depend on the number of devices.
     pub fixed: bool,
+    /// How the training state is divided among the devices' memories.
+    pub sharding: Sharding,
 }
 
 impl Mesh {
     /// A mesh of `devices` with `workers` each.
     pub const fn new(devices: usize, workers: usize) -> Mesh {
-        Mesh { devices, workers, fixed: false }
+        Mesh { devices, workers, model: 1, fixed: false, sharding: Sharding::NONE }
     }
 
     /// A fixed mesh of [`SHARDS`] workers over `devices`; `None` unless `devices` divides them.
     pub fn fixed(devices: usize) -> Option<Mesh> {
         let divides = devices > 0 && SHARDS.is_multiple_of(devices);
-        divides.then(|| Mesh { devices, workers: SHARDS / devices, fixed: true })
+        divides.then(|| Mesh { fixed: true, ..Mesh::new(devices, SHARDS / devices) })
     }
 
-    /// Total number of workers.
+    /// The same mesh with a sharded training state.
+    pub const fn sharded(self, sharding: Sharding) -> Mesh {
+        Mesh { sharding, ..self }
+    }
+
+    /// The same mesh with `model` devices for each replica.
+    pub const fn with_model(self, model: usize) -> Mesh {
+        Mesh { model, ..self }
+    }
+
+    /// Number of workers that have different rows.
     pub fn len(&self) -> usize {
         self.devices * self.workers
     }

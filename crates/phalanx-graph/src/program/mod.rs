@@ -4,13 +4,17 @@ mod instr;
 mod location;
 mod mesh;
 mod print;
+mod sharding;
 mod split;
+mod traffic;
 mod update;
 
 pub use instr::Instr;
-pub use location::{Location, Memory, Value, ValueId};
+pub use location::{Location, Memory, Value, ValueId, WeightGroup};
 pub use mesh::{Mesh, SHARDS, split_range};
+pub use sharding::{BLOCK, ShardLevel, Sharding};
 pub use split::{Split, SplitRules};
+pub use traffic::{CollectiveKind, MeshAxis, Transfer};
 pub use update::{GradientPlan, UpdatePlan};
 
 use crate::error::Result;
@@ -72,13 +76,16 @@ pub struct Options {
     pub reuse_delay: usize,
     /// When workers share work in another way than by rows.
     pub split_rules: SplitRules,
+    /// Segments of the forward pass of which only the borders are kept for the backward pass, which computes the rest
+    /// again; 0 or 1 to keep everything.
+    pub recompute: usize,
 }
 
 impl Options {
     /// Options with 32-bit floats throughout, for workers that only share rows.
     pub fn new(mesh: Mesh, max_batch: usize) -> Options {
         let (policy, split_rules) = (Policy::Float32, SplitRules::NONE);
-        Options { mesh, max_batch, policy, reuse_delay: 0, split_rules }
+        Options { mesh, max_batch, policy, reuse_delay: 0, split_rules, recompute: 0 }
     }
 
     /// The split of a step that only computes.
@@ -123,6 +130,7 @@ pub struct Program {
     pub(crate) values: Vec<Value>,
     pub(crate) instrs: Vec<Instr>,
     pub(crate) update: Option<UpdatePlan>,
+    pub(crate) weight_groups: Vec<WeightGroup>,
     pub(crate) memory: Memory,
 }
 
@@ -139,8 +147,19 @@ impl Program {
             // Without an optimizer gradients are unused, and executors allocate no memory for them.
             step.gradients.clear();
         }
+        let parts = options.mesh.model;
+        if parts > 1 {
+            step = passes::localize(passes::partition(step, parts)?, parts)?;
+        }
         let step = passes::optimize(step)?;
-        let step = passes::store_narrow(step, options.policy);
+        let mut step = passes::store_narrow(step, options.policy);
+        if options.recompute > 1 {
+            step = passes::recompute(
+                step,
+                options.recompute,
+                options.mesh.max_rows(options.max_batch),
+            )?;
+        }
         let lowered = lower::lower(&step, options)?;
         plan::plan_memory(step, lowered, options)
     }
@@ -193,6 +212,11 @@ impl Program {
     /// The optimizer.
     pub fn update(&self) -> Option<&UpdatePlan> {
         self.update.as_ref()
+    }
+
+    /// The groups of weights that are gathered, in order.
+    pub fn weight_groups(&self) -> &[WeightGroup] {
+        &self.weight_groups
     }
 
     /// Memory of one worker and its device.

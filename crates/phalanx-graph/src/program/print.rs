@@ -1,8 +1,8 @@
 //! Text form of a program.
 
-use super::{Instr, Location, Options, Program, Split, ValueId};
+use super::{GradientPlan, Instr, Location, Options, Program, ShardLevel, Split, ValueId};
 use crate::graph::ParamId;
-use crate::ops::Epilogue;
+use crate::ops::{Epilogue, Op};
 use crate::text::shown;
 use std::fmt;
 
@@ -24,9 +24,12 @@ impl Printer<'_> {
             f,
             "program {}: batch {max_batch}, {} device(s) of {} worker(s)",
             shown(&self.0.name),
-            mesh.devices,
+            mesh.devices * mesh.model,
             mesh.workers
         )?;
+        if mesh.model > 1 {
+            writeln!(f, "{} devices divide the work of each replica", mesh.model)?;
+        }
         if self.0.split == Split::Spatial {
             writeln!(f, "workers share lines of every value, and the arena of the first")?;
         }
@@ -63,8 +66,20 @@ impl Printer<'_> {
             Instr::ReplicaMean { input, output } => {
                 writeln!(f, "  {} = replica_mean({})", at(output), at(input))
             }
+            Instr::ExchangeParts { op, input, output, scope } => {
+                let op = Op::Parts(*op).to_string();
+                self.computation(f, &op, &at(input), (*output, *scope))
+            }
             Instr::ShardedGradKernel { param: p, x, dy } => {
                 writeln!(f, "  gradient shard of \"{}\" from {}, {}", param(p), at(x), at(dy))
+            }
+            Instr::GatherWeights { group } => {
+                let names = self.0.weight_groups[*group].weights.iter().map(|(id, _)| param(id));
+                let names: Vec<String> = names.map(|name| format!("\"{name}\"")).collect();
+                writeln!(f, "  gather weights {group}: {}", names.join(", "))
+            }
+            Instr::ReduceGradients { bucket } => {
+                writeln!(f, "  reduce_scatter bucket {bucket}: {}", self.bucket_text(*bucket))
             }
             Instr::Update => self.update(f),
             Instr::Assign { param: p, value } => {
@@ -97,6 +112,7 @@ impl Printer<'_> {
         let mut text = match v.location {
             Location::Feed(p) => format!("\"{}\"", shown(&self.0.feeds[p.index()].name)),
             Location::Param(p) => format!("\"{}\"", shown(&self.0.params[p.index()].name)),
+            Location::Gathered { group, offset } => format!("@weights{group}+{offset}"),
             Location::Arena(o) => format!("@{o}"),
             Location::Shared(o) => format!("@shared+{o}"),
             Location::Device(o) => format!("@device+{o}"),
@@ -111,6 +127,28 @@ impl Printer<'_> {
         text
     }
 
+    /// The gradients of a bucket.
+    fn bucket(&self, bucket: usize) -> &[GradientPlan] {
+        self.0.update.as_ref().map_or(&[], |u| &u.gradients[u.buckets[bucket].clone()])
+    }
+
+    fn bucket_elements(&self, bucket: usize) -> usize {
+        self.bucket(bucket).iter().map(|g| self.0.params[g.param.index()].len()).sum()
+    }
+
+    fn bucket_text(&self, bucket: usize) -> String {
+        let name = |g: &GradientPlan| {
+            let name = shown(&self.0.params[g.param.index()].name);
+            let from = g.value.map(|value| format!(" from {}", self.location_text(value)));
+            format!(
+                "\"{name}\"{}{}",
+                if g.sharded { " sharded" } else { "" },
+                from.unwrap_or_default()
+            )
+        };
+        self.bucket(bucket).iter().map(name).collect::<Vec<_>>().join(", ")
+    }
+
     fn update(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(update) = &self.0.update else { return Ok(()) };
         for g in &update.gradients {
@@ -119,17 +157,10 @@ impl Printer<'_> {
             let (x, dy) = (self.location_text(x), self.location_text(dy));
             writeln!(f, "  gradient shard of \"{name}\" from {x}, {dy}")?;
         }
-        for (i, bucket) in update.buckets.iter().enumerate() {
-            let gradients = &update.gradients[bucket.clone()];
-            let count: usize = gradients.iter().map(|g| self.0.params[g.param.index()].len()).sum();
-            let names: Vec<String> = gradients
-                .iter()
-                .map(|g| {
-                    let name = shown(&self.0.params[g.param.index()].name);
-                    format!("\"{name}\"{}", if g.sharded { " sharded" } else { "" })
-                })
-                .collect();
-            writeln!(f, "  reduce bucket {i} ({count} elements): {}", names.join(", "))?;
+        let sharded = self.0.options.mesh.sharding.level >= ShardLevel::Gradients;
+        for i in (0..update.buckets.len()).filter(|_| !sharded) {
+            let count = self.bucket_elements(i);
+            writeln!(f, "  reduce bucket {i} ({count} elements): {}", self.bucket_text(i))?;
         }
         if let Some(scaling) = update.loss_scale {
             let name = shown(&self.0.params[scaling.state.index()].name);

@@ -13,8 +13,10 @@ pub struct GradientPlan {
     pub param: ParamId,
     /// Whether each worker holds a part of the device's sum, instead of a partial sum of the gradient.
     pub sharded: bool,
-    /// The layer's input and the derivative of its output, if the update computes each piece of a
-    /// sharded gradient right before applying it.
+    /// The partial gradient, if its bucket is reduced during the backward pass; otherwise it is in the gradient buffer.
+    pub value: Option<ValueId>,
+    /// The layer's input and the derivative of its output, if a sharded gradient is computed where it is reduced or
+    /// applied.
     pub operands: Option<(ValueId, ValueId)>,
     /// Number of elements that must not be separated when the gradient is split among workers.
     pub granule: usize,

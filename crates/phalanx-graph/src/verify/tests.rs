@@ -5,7 +5,7 @@ use super::*;
 use crate::geometry::{ConvGeom, Padding, Window};
 use crate::graph::{FeedId, Graph, NodeId};
 use crate::ops::{Instr as TapeStep, PoolKind, Tape, Unary};
-use crate::program::{Mesh, Options};
+use crate::program::{Mesh, Options, Sharding};
 use crate::step::{Fetch, Gradient, Step};
 use crate::types::{Scope, Space};
 use crate::update::{RuleBuilder, Slot, SlotInit, UpdateRule};
@@ -227,7 +227,7 @@ fn a_step_with_a_wrong_type_is_rejected_in_every_build() {
 
 #[test]
 fn a_mesh_without_workers_or_with_too_many_is_rejected() {
-    let odd = Mesh { devices: 3, workers: 1, fixed: true };
+    let odd = Mesh { fixed: true, ..Mesh::new(3, 1) };
     let half = usize::MAX / 2 + 1;
     for mesh in [Mesh::new(0, 1), Mesh::new(1, 0), Mesh::new(half, 2), odd] {
         let error = Program::compile(step(), Options::new(mesh, BATCH)).unwrap_err();
@@ -288,4 +288,84 @@ fn a_tape_that_reads_ahead_is_rejected() {
     assert!(tape(vec![TapeStep::Input(0)], vec![1]).is_err(), "no such result");
     assert!(tape(vec![TapeStep::Input(0)], vec![]).is_err(), "no result");
     assert!(tape(vec![TapeStep::Input(0); 1 << 16], vec![0]).is_err(), "too many steps");
+}
+
+/// The program of two memory domains that divide everything.
+fn sharded() -> Program {
+    let mesh = Mesh::new(2, 1).sharded(Sharding::new(ShardLevel::Weights, 2));
+    Program::compile(step(), Options::new(mesh, BATCH)).unwrap()
+}
+
+#[track_caller]
+fn rejected_if_sharded(expected: &str, change: impl FnOnce(&mut Program)) {
+    let mut altered = sharded();
+    check(&altered).unwrap();
+    change(&mut altered);
+    let error = check(&altered).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn a_sharded_program_gathers_weights_and_reduces_gradients() {
+    let text = sharded().to_string();
+    let at = |line: &str| text.find(line).unwrap_or_else(|| panic!("{line}: {text}"));
+    let lines = [
+        "gather weights 0: \"w\"",
+        " = dot(\"x\", @weights0+0)",
+        " = dot_grad_kernel(",
+        "barrier all\n  reduce_scatter bucket 0: \"w\" from @",
+        "update momentum",
+    ];
+    assert!(lines.map(at).is_sorted(), "{text}");
+    let mirrored = program().to_string();
+    assert!(!mirrored.contains("gather") && !mirrored.contains("reduce_scatter"), "{mirrored}");
+}
+
+#[test]
+fn a_sharded_program_without_one_of_its_collectives_is_rejected() {
+    let remove = |instr: fn(&Instr) -> bool| move |p: &mut Program| p.instrs.retain(|i| !instr(i));
+    rejected_if_sharded(
+        "a weight is read while it is not gathered",
+        remove(|i| matches!(i, Instr::GatherWeights { .. })),
+    );
+    rejected_if_sharded(
+        "a bucket is not reduced before the update",
+        remove(|i| matches!(i, Instr::ReduceGradients { .. })),
+    );
+    rejected_if_sharded(
+        "a bucket is not reduced between two barriers",
+        remove(|i| matches!(i, Instr::Barrier(Scope::All))),
+    );
+}
+
+#[test]
+fn a_sharded_program_with_altered_collectives_is_rejected() {
+    let position = |p: &Program, instr: fn(&Instr) -> bool| {
+        p.instrs.iter().position(instr).expect("an instruction")
+    };
+    let reduces = |i: &Instr| matches!(i, Instr::ReduceGradients { .. });
+    rejected_if_sharded("a bucket is reduced out of order", |p| {
+        let at = position(p, reduces);
+        let again = p.instrs[at - 1..=at + 1].to_vec();
+        p.instrs.splice(at + 2..at + 2, again);
+    });
+    rejected_if_sharded("a gradient is reduced before it is computed", |p| {
+        let at = position(p, reduces);
+        let gradient = position(p, |i| matches!(i, Instr::Compute { op: Op::DotGradKernel, .. }));
+        let moved: Vec<Instr> = p.instrs.drain(at - 1..=at + 1).collect();
+        p.instrs.splice(gradient..gradient, moved);
+    });
+    rejected_if_sharded("a weight that is divided is read without being gathered", |p| {
+        let gathered = |v: &&mut Value| matches!(v.location, Location::Gathered { .. });
+        let value = p.values.iter_mut().find(gathered).expect("a weight");
+        value.location = Location::Param(ParamId(0));
+    });
+    rejected_if_sharded("there is no weight at its offset", |p| {
+        p.weight_groups[0].weights[0].1 = 64;
+    });
+    rejected_if_sharded("its weight exceeds the group", |p| p.memory.gathered = 0);
+    rejected_if_sharded("it is no partial sum without gaps", |p| {
+        let update = p.update.as_mut().expect("a training step");
+        update.gradients[0].value = Some(ValueId(0));
+    });
 }

@@ -5,7 +5,8 @@ use phalanx_graph::autodiff::gradients;
 use phalanx_graph::functions::layout::iota;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::ops::{
-    BatchNormAttrs, Binary, Epilogue, PoolKind, RecurrentAttrs, RecurrentCell, Unary,
+    BatchNormAttrs, Binary, Epilogue, LayerNormAttrs, PoolKind, RecurrentAttrs, RecurrentCell,
+    Unary,
 };
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::update::{Clip, RuleBuilder, Slot, SlotInit, UpdateRule};
@@ -216,6 +217,63 @@ pub fn attention(rule: UpdateRule, penalty: (f32, f32)) -> Step {
     let y = net.g.reshape(y, &[30]).expect("fits");
     let logits = net.dense("logits", y, 5);
     net.train("attention", logits, rule, penalty)
+}
+
+/// A block of a transformer over four tokens of eight: attention of four heads, layer normalisation, dropout, two dense
+/// layers, and logits for eight classes. All sizes are multiples of four.
+pub fn transformer(rule: UpdateRule, penalty: (f32, f32)) -> Step {
+    let mut net = Net::new(Scope::All);
+    let token = net.feed("token", Type::new(DType::I32, Space::Rows, [4]));
+    net.g.enter("embedding");
+    let table = net.param("embedding/table", &[8, 12]);
+    let x = net.push(Op::Gather, &[table, token]);
+    net.g.enter("attention");
+    let norm = Op::LayerNorm(LayerNormAttrs { epsilon: 1e-3.into(), rms: false });
+    let n = net.push(norm.clone(), &[x]);
+    let [q, k, v] = ["query", "key", "value"].map(|name| {
+        let w = net.param(&format!("attention/{name}/kernel"), &[12, 4, 3]);
+        let b = net.param(&format!("attention/{name}/bias"), &[4, 3]);
+        let y = net.g.einsum("abc,cde->abde", &[n, w]).expect("fits");
+        net.g.add(y, b).expect("fits")
+    });
+    let scores = net.g.einsum("aecd,abcd->acbe", &[k, q]).expect("fits");
+    let weights = net.push(Op::Softmax, &[scores]);
+    let noise = net.g.ty(weights).dims.clone();
+    let weights = net.push(Op::Dropout { rate: 0.25.into(), key: 3, noise }, &[weights]);
+    let y = net.g.einsum("acbe,aecd->abcd", &[weights, v]).expect("fits");
+    let w = net.param("attention/output/kernel", &[4, 3, 12]);
+    let y = net.g.einsum("abcd,cde->abe", &[y, w]).expect("fits");
+    let y = net.biased(y, "attention/output");
+    let x = net.g.add(x, y).expect("fits");
+    let n = net.push(norm, &[x]);
+    let up = net.dense("up", n, 16);
+    let up = net.relu(up);
+    let down = net.dense("down", up, 12);
+    let x = net.g.add(x, down).expect("fits");
+    net.g.enter("mean");
+    let x = net.g.mean_axes(x, &[0]).expect("fits");
+    let x = net.g.reshape(x, &[12]).expect("fits");
+    let logits = net.dense("logits", x, 8);
+    net.train("transformer", logits, rule, penalty)
+}
+
+/// Convolutions with an even number of channels, batch normalisation and pooling, then dense layers.
+pub fn even_cnn(scope: Scope, rule: UpdateRule) -> Step {
+    let mut net = Net::new(scope);
+    let x = net.feed("x", Type::rows([6, 6, 4]));
+    let x = net.conv("first", x, 8, 3, 1);
+    let x = net.batch_norm("norm", x);
+    let x = net.relu(x);
+    let x = net.conv("second", x, 4, 3, 2);
+    let x = net.biased(x, "second");
+    let x = net.relu(x);
+    let geom = ConvGeom::new([3, 3, 4], 4, Window::new([3, 3], [3, 3], Padding::Valid));
+    let x = net.push(Op::Pool(PoolKind::Max, geom.expect("fits")), &[x]);
+    let x = net.g.reshape(x, &[4]).expect("fits");
+    let x = net.dense("hidden", x, 16);
+    let x = net.relu(x);
+    let logits = net.dense("logits", x, 8);
+    net.train("even_cnn", logits, rule, (0.0, 1e-3))
 }
 
 /// An LSTM and, over its outputs, a GRU backwards, then a dense layer.

@@ -88,6 +88,8 @@ pub struct View<'a> {
     pub epochs: usize,
     /// The number of steps since the model was created.
     pub step: u64,
+    /// The steps that counted, as Keras' `optimizer.iterations`: without those that a loss scale skipped.
+    pub iterations: u64,
     /// The number of batches that are done of the epoch, or of the evaluation or prediction.
     pub batch: usize,
     /// The number of steps per epoch, if known.
@@ -161,9 +163,29 @@ pub enum Action {
     SetLearningRate(f64),
     /// Set weights by name.
     RestoreWeights(Vec<(String, Vec<f32>)>),
+    /// Set the optimizer's variables, in the order of [`Training::variables`].
+    SetOptimizer {
+        /// The number of steps.
+        iteration: u64,
+        /// The variables after it.
+        variables: Vec<Tensor>,
+    },
+    /// Several actions, in order.
+    Several(Vec<Action>),
     /// Save the run: once all callbacks have been called, [`Callback::save_run`] receives its state. Allowed
     /// before the first epoch, after a batch and after an epoch.
     SaveRun,
+}
+
+impl Action {
+    /// Whether the callback asks for the run's state.
+    pub(crate) fn saves_run(&self) -> bool {
+        match self {
+            Action::SaveRun => true,
+            Action::Several(actions) => actions.iter().any(Action::saves_run),
+            _ => false,
+        }
+    }
 }
 
 /// The state that a callback needs to resume.
@@ -263,8 +285,8 @@ pub trait Callback: Send {
         Ok(Action::Continue)
     }
 
-    /// Whether a hook of batches does anything. If none does, devices that can run several steps without the host do
-    /// so.
+    /// Whether the hooks of batches must see every batch. If no callback must, devices that can run several steps without
+    /// the host do so, and [`Callback::on_batch_end`] is called after the last of them.
     fn wants_batch_events(&self) -> bool {
         true
     }
@@ -367,6 +389,7 @@ mod tests {
                 epoch,
                 epochs: 10,
                 step: self.step,
+                iterations: self.step,
                 batch: 0,
                 steps_per_epoch: None,
                 logs: &logs,

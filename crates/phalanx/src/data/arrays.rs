@@ -314,8 +314,7 @@ impl Dataset for Arrays {
 
 impl InMemory for Arrays {
     fn table(&self) -> Table {
-        let (inputs, targets) = (self.inputs.clone(), self.targets.clone());
-        Table { inputs, image: None, targets, weights: self.weights.clone() }
+        Table { weights: self.weights.clone(), ..Table::new(&self.inputs, &self.targets) }
     }
 
     fn index_batches(

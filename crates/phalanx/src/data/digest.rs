@@ -84,6 +84,9 @@ impl Digest {
                 samples.dims().iter().skip(1).for_each(|d| self.word(*d as u64));
                 text.slice_rows(rows).iter().for_each(|string| self.bytes(string.as_bytes()));
             }
+            Samples::External(external) => {
+                rows.for_each(|row| self.tensor(&external.copy_rows(row, 1)));
+            }
         }
     }
 

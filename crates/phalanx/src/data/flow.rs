@@ -274,9 +274,8 @@ impl Dataset for ImageFlow {
 
 impl InMemory for ImageFlow {
     fn table(&self) -> Table {
-        let inputs = self.images.samples().cloned().into_iter().collect();
         let image = self.generator.image_shape(self.size);
-        Table { inputs, image, targets: self.targets.clone(), weights: None }
+        Table { image, ..Table::new(self.images.samples(), &self.targets) }
     }
 
     fn index_batches(

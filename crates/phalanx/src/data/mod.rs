@@ -3,6 +3,7 @@
 mod affine;
 mod arrays;
 mod digest;
+mod external;
 mod flow;
 mod folder;
 mod generator;
@@ -20,6 +21,7 @@ pub use affine::FillMode;
 pub use arrays::{Arrays, Columns};
 pub use digest::Digest;
 pub(crate) use digest::{format_digest, same_scheme};
+pub use external::{External, ExternalArray, ExternalElements};
 pub use flow::{ImageFlow, Images, Subset};
 pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder};
 pub use generator::{ImageDataGenerator, ZoomRange};

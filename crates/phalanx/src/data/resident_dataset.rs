@@ -1,11 +1,10 @@
 //! Datasets whose samples are all in memory. Devices that hold a copy are sent row indices instead of
 //! rows.
 
-use super::{Dataset, Samples};
+use super::{Dataset, External, ExternalArray, ExternalElements, Samples};
 use crate::error::Result;
 use phalanx_exec::{AffineAugment, Column, ColumnData, ImageShape};
-use phalanx_graph::Data;
-use phalanx_graph::Tensor;
+use phalanx_graph::{DType, Data, Tensor};
 use std::sync::{Arc, Weak};
 
 /// A dataset whose samples are all in memory.
@@ -59,6 +58,7 @@ enum IdentityPart {
     Tensor(Weak<Tensor>),
     Bytes(Weak<Vec<u8>>, f32),
     Floats(Weak<Vec<f32>>),
+    External(Weak<dyn ExternalArray>, DType),
     Image(ImageShape),
 }
 
@@ -68,6 +68,7 @@ impl IdentityPart {
             IdentityPart::Tensor(t) => t.strong_count() == 0,
             IdentityPart::Bytes(b, _) => b.strong_count() == 0,
             IdentityPart::Floats(f) => f.strong_count() == 0,
+            IdentityPart::External(array, _) => array.strong_count() == 0,
             IdentityPart::Image(_) => false,
         }
     }
@@ -77,6 +78,7 @@ impl IdentityPart {
             (IdentityPart::Tensor(a), IdentityPart::Tensor(b)) => a.ptr_eq(b),
             (IdentityPart::Bytes(a, x), IdentityPart::Bytes(b, y)) => a.ptr_eq(b) && x == y,
             (IdentityPart::Floats(a), IdentityPart::Floats(b)) => a.ptr_eq(b),
+            (IdentityPart::External(a, x), IdentityPart::External(b, y)) => a.ptr_eq(b) && x == y,
             (IdentityPart::Image(a), IdentityPart::Image(b)) => a == b,
             _ => false,
         }
@@ -96,6 +98,26 @@ impl Identity {
 }
 
 impl Table {
+    /// The samples of a dataset. External memory of types that devices do not read is copied.
+    pub fn new<'a>(
+        inputs: impl IntoIterator<Item = &'a Samples>,
+        targets: &[Arc<Tensor>],
+    ) -> Table {
+        let readable = |external: &External| {
+            matches!(
+                (external.elements(), external.dtype()),
+                (ExternalElements::F32(_) | ExternalElements::U8(_), DType::F32)
+                    | (ExternalElements::I32(_), DType::I32)
+            )
+        };
+        let input = |samples: &Samples| match samples {
+            Samples::External(external) if !readable(external) => samples.to_tensor().into(),
+            samples => samples.clone(),
+        };
+        let inputs = inputs.into_iter().map(input).collect();
+        Table { inputs, image: None, targets: targets.to_vec(), weights: None }
+    }
+
     /// Number of samples.
     pub fn rows(&self) -> usize {
         self.inputs.first().map_or(0, Samples::rows)
@@ -111,6 +133,9 @@ impl Table {
                     let (bytes, offset) = p.shared();
                     parts.push(IdentityPart::Bytes(Arc::downgrade(bytes), p.divisor()));
                     parts.extend(offset.map(|o| IdentityPart::Floats(Arc::downgrade(o))));
+                }
+                Samples::External(e) => {
+                    parts.push(IdentityPart::External(Arc::downgrade(e.array()), e.dtype()));
                 }
             }
         }
@@ -135,6 +160,14 @@ impl Table {
                     let offset = offset.map(|o| &o[..]);
                     ColumnData::Bytes { bytes, divisor: p.divisor(), offset }
                 }
+                Samples::External(e) => match (e.elements(), e.dtype()) {
+                    (ExternalElements::F32(values), DType::F32) => ColumnData::F32(values),
+                    (ExternalElements::I32(values), DType::I32) => ColumnData::I32(values),
+                    (ExternalElements::U8(bytes), DType::F32) => {
+                        ColumnData::Bytes { bytes, divisor: 1.0, offset: None }
+                    }
+                    _ => unreachable!("Table::new converts other types"),
+                },
             };
             Column { data, row_len: samples.row_len(), image: self.image.filter(|_| i == 0) }
         };

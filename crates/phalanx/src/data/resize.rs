@@ -44,7 +44,7 @@ impl Samples {
                     .map(Into::into)
                     .ok_or_else(|| wrong("size", "a byte each", size.to_string()))
             }
-            Samples::Tensor(_) => {
+            Samples::Tensor(_) | Samples::External(_) => {
                 let mut floats = memory::reserve(size).ok_or_else(too_large)?;
                 self.resample(dims, |v| floats.push(v));
                 Ok(Tensor::new(dims, floats)?.into())

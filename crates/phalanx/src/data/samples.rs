@@ -1,6 +1,6 @@
 //! Rows of samples in their compact original form.
 
-use super::{Arrays, Text};
+use super::{Arrays, External, Text};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use phalanx_graph::{DType, Data, Tensor};
@@ -80,6 +80,8 @@ pub enum Samples {
     Pixels(Pixels),
     /// Strings, for models with inputs of strings. As numbers, they are the numbers of the strings.
     Text(Text),
+    /// Memory that another library owns.
+    External(External),
 }
 
 impl From<Tensor> for Samples {
@@ -131,6 +133,7 @@ impl Samples {
             Samples::Tensor(tensor) => tensor.dims(),
             Samples::Pixels(pixels) => &pixels.dims,
             Samples::Text(text) => text.dims(),
+            Samples::External(external) => external.dims(),
         }
     }
 
@@ -150,6 +153,7 @@ impl Samples {
             Samples::Tensor(tensor) => tensor.dtype(),
             Samples::Pixels(_) => DType::F32,
             Samples::Text(_) => DType::I32,
+            Samples::External(external) => external.dtype(),
         }
     }
 
@@ -157,7 +161,7 @@ impl Samples {
     pub fn text(&self) -> Option<&Text> {
         match self {
             Samples::Text(text) => Some(text),
-            Samples::Tensor(_) | Samples::Pixels(_) => None,
+            Samples::Tensor(_) | Samples::Pixels(_) | Samples::External(_) => None,
         }
     }
 
@@ -176,6 +180,7 @@ impl Samples {
                 fits.then_some(Samples::Pixels(Pixels { dims, ..pixels }))
             }
             Samples::Text(text) => text.reshape(dims).map(Samples::Text),
+            external @ Samples::External(_) => external.copied().reshape(dims),
         }
     }
 
@@ -191,6 +196,15 @@ impl Samples {
                 Arc::new(tensor)
             }
             Samples::Text(text) => text.numbers().clone(),
+            Samples::External(external) => Arc::new(external.copy_rows(0, self.rows())),
+        }
+    }
+
+    /// The same samples; external memory is copied.
+    fn copied(self) -> Samples {
+        match self {
+            Samples::External(_) => self.to_tensor().into(),
+            other => other,
         }
     }
 
@@ -202,6 +216,7 @@ impl Samples {
         Some(match self {
             Samples::Tensor(tensor) => tensor.slice_rows(range).into(),
             Samples::Text(text) => text.slice_rows(range).into(),
+            Samples::External(external) => external.copy_rows(range.start, range.len()).into(),
             Samples::Pixels(pixels) => {
                 let width = self.row_len();
                 let mut part = pixels.clone();
@@ -221,6 +236,7 @@ impl Samples {
         Some(match self {
             Samples::Tensor(tensor) => tensor.select_rows(rows).into(),
             Samples::Text(text) => text.select_rows(rows).into(),
+            Samples::External(_) => self.to_tensor().select_rows(rows).into(),
             Samples::Pixels(pixels) => {
                 let width = self.row_len();
                 let mut part = pixels.clone();
@@ -252,6 +268,7 @@ impl Samples {
                 Tensor::new(tensor.dims(), values).expect("as many elements").into()
             }
             text @ Samples::Text(_) => text,
+            external @ Samples::External(_) => external.copied().rescale(divisor, offset),
         }
     }
 
@@ -300,6 +317,7 @@ impl Samples {
                 Err(wrong("samples of integers".into()))
             }
             Samples::Text(_) => Err(wrong("samples of strings".into())),
+            external @ Samples::External(_) => external.copied().subtract(mean),
             Samples::Tensor(tensor) => {
                 let mut tensor = Arc::unwrap_or_clone(tensor);
                 let width = offset.len().max(1);
@@ -329,6 +347,7 @@ impl Samples {
             Samples::Tensor(tensor) => copy(tensor),
             Samples::Text(text) => copy(text.numbers()),
             Samples::Pixels(pixels) => pixels.convert(row, &mut to[..width]),
+            Samples::External(external) => external.read_f32(start, &mut to[..width]),
         }
     }
 }

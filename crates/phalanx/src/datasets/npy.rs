@@ -83,10 +83,11 @@ pub(super) fn parse(path: &Path, source: &mut dyn Read, most: u64) -> Result<Sam
         return Err(Error::file(path, "an npy header", format!("{:?}", brief(header.trim()))));
     };
     if fortran && dims.len() > 1 {
-        return Err(Error::file(path, "an array in C order", "one in Fortran order"));
+        let expected = "an array in C order (numpy.ascontiguousarray makes one)";
+        return Err(Error::file(path, expected, "one in Fortran order"));
     }
     let Some(width) = width(&kind) else {
-        let expected = "elements of type f2, f4, f8, i1 to i8, u1 to u8 or b1, little-endian";
+        let expected = "elements of type f2, f4, f8, i1 to i8, u1 to u8 or b1";
         return Err(Error::file(path, expected, brief(&kind)));
     };
     let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
@@ -142,16 +143,20 @@ fn parse_header(text: &str) -> Option<(String, bool, Vec<usize>)> {
 fn width(kind: &str) -> Option<usize> {
     let (order, kind) = kind.split_at_checked(1)?;
     let width = match kind {
-        "u1" | "i1" | "b1" => return ["|", "<", "="].contains(&order).then_some(1),
+        "u1" | "i1" | "b1" => return ["|", "<", "=", ">"].contains(&order).then_some(1),
         "f2" | "i2" | "u2" => 2,
         "f4" | "i4" | "u4" => 4,
         "f8" | "i8" | "u8" => 8,
         _ => return None,
     };
-    ["<", "="].contains(&order).then_some(width)
+    ["<", "=", ">"].contains(&order).then_some(width)
 }
 
-fn convert(path: &Path, kind: &str, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Samples> {
+fn convert(path: &Path, kind: &str, dims: Vec<usize>, mut bytes: Vec<u8>) -> Result<Samples> {
+    if let (true, Some(width)) = (kind.starts_with('>'), width(kind)) {
+        // The file is big-endian.
+        bytes.chunks_exact_mut(width).for_each(<[u8]>::reverse);
+    }
     let mut outside = None;
     let mut whole = |value: i128| {
         i32::try_from(value).unwrap_or_else(|_| {
@@ -235,6 +240,24 @@ pub(super) mod tests {
         assert_eq!(read_bytes(&npy("<f4", "()", &[0; 4])).unwrap().dims(), [0usize; 0]);
     }
 
+    /// Such arrays were refused.
+    #[test]
+    fn big_endian_arrays_are_read() {
+        let tensor =
+            |kind: &str, data: &[u8]| read_bytes(&npy(kind, "(2,)", data)).unwrap().to_tensor();
+        assert_eq!(tensor(">f2", &[0x3c, 0, 0xc1, 0]).f32().unwrap(), [1.0, -2.5]);
+        let floats = [0.25f32.to_be_bytes(), (-3f32).to_be_bytes()].concat();
+        assert_eq!(tensor(">f4", &floats).f32().unwrap(), [0.25, -3.0]);
+        let doubles = [0.5f64.to_be_bytes(), 2f64.to_be_bytes()].concat();
+        assert_eq!(tensor(">f8", &doubles).f32().unwrap(), [0.5, 2.0]);
+        assert_eq!(tensor(">i2", &[0, 1, 0xff, 0xfe]).i32().unwrap(), [1, -2]);
+        assert_eq!(tensor(">u2", &[0, 1, 0xff, 0xfe]).i32().unwrap(), [1, 65534]);
+        let whole = [7i32.to_be_bytes(), (-70000i32).to_be_bytes()].concat();
+        assert_eq!(tensor(">i4", &whole).i32().unwrap(), [7, -70000]);
+        let long = [(-7i64).to_be_bytes(), 9i64.to_be_bytes()].concat();
+        assert_eq!(tensor(">i8", &long).i32().unwrap(), [-7, 9]);
+    }
+
     #[test]
     fn arrays_round_trip() {
         let dir = tempfile::tempdir().unwrap();
@@ -260,7 +283,9 @@ pub(super) mod tests {
             (b"\x93NUMPY\x02\x00\xff\xff\xff\xff".to_vec(), "a header below"),
             (npy("<f4", "(2,)", &[0; 7]), "8 bytes of elements, received 7"),
             (npy("<f4", "(2,)", &[0; 9]), "received more"),
-            (npy(">f4", "(2,)", &[0; 8]), "received >f4"),
+            (npy(">f4", "(2,)", &[0; 7]), "8 bytes of elements, received 7"),
+            (npy(">c8", "(2,)", &[0; 8]), "received >c8"),
+            (npy("!f4", "(2,)", &[0; 8]), "received !f4"),
             (npy("|O", "(2,)", &[0; 8]), "received |O"),
             (npy("<c8", "(2,)", &[0; 8]), "received <c8"),
             (npy("<f4", "(18446744073709551615, 2)", &[0; 8]), "as its header says"),

@@ -1,10 +1,11 @@
 //! Lowering of layers to a graph: the state of a model's lowering and the context of a layer's call.
 
+use super::integers::IntegerRecord;
 use super::{Arguments, LayerHandle, Weight, WeightSpec};
 use crate::error::{Error, Result};
 use crate::regularizers::Regularizer;
 use phalanx_graph::program::Policy;
-use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, Scope, Space, Type};
+use phalanx_graph::{DType, Graph, MAX_ELEMENTS, NodeId, ParamId, ParamSpec, Scope, Space, Type};
 use std::collections::HashMap;
 
 /// A value of a model under lowering: its node and its mask. A mask has one number per step of the value's sequence, 1 for
@@ -92,6 +93,8 @@ pub(super) struct Record {
     pub masks: HashMap<NodeId, Option<NodeId>>,
     /// Values `[n, ..]` whose shape in Keras is `(n, batch, ..)`.
     pub batch_second: Vec<NodeId>,
+    /// Values that are integers.
+    pub integers: IntegerRecord,
 }
 
 impl Lowering {
@@ -111,6 +114,18 @@ impl Lowering {
             fed_constants: vec![],
             record: Record::default(),
         }
+    }
+
+    /// Declares the parameters of another step for the same devices, in their order. Constants of this step are feeds.
+    pub(crate) fn share_parameters(&mut self, params: &[ParamSpec], weights: &[ModelWeight]) {
+        for (index, param) in params.iter().enumerate() {
+            let weight = weights.iter().find(|w| w.param.index() == index);
+            let trainable = weight
+                .is_some_and(|w| w.layer.trainable() && w.layer.weights()[w.index].spec.trainable);
+            self.graph.add_param(&param.name, &param.dims, trainable);
+        }
+        self.weights = weights.to_vec();
+        self.sizes.open = true;
     }
 
     /// Declares the weight `index` of a layer that is called `name` in this model, or finds it if an earlier call
@@ -304,6 +319,23 @@ impl LayerContext<'_> {
     /// Returns the lowering of the model.
     pub(crate) fn lowering(&mut self) -> &mut Lowering {
         self.lowering
+    }
+
+    /// Returns the context of the same call with other arguments.
+    pub(crate) fn with_arguments<'b>(
+        &'b mut self,
+        arguments: &'b Arguments<Operand>,
+    ) -> LayerContext<'b> {
+        LayerContext {
+            lowering: self.lowering,
+            layer: self.layer,
+            name: self.name,
+            arguments,
+            sublayer: self.sublayer.clone(),
+            frozen_sublayer: self.frozen_sublayer,
+            first: self.first,
+            declared: self.declared,
+        }
     }
 
     /// Returns the layer's name in this model.

@@ -7,6 +7,7 @@
 mod arguments;
 mod call;
 mod host;
+mod integers;
 mod lowering;
 mod states;
 mod sublayers;
@@ -15,6 +16,7 @@ mod weights;
 pub use arguments::{Argument, Arguments};
 pub use host::{Elements, HostLayer, RowType, VocabularyLayer};
 pub(crate) use host::{host_only, one_input};
+pub(crate) use integers::{EXACT_INTEGERS, check_fetched, is_integer_check, too_large};
 pub use lowering::{InputSizes, LayerContext, Lowering, ModelWeight, Operand};
 pub(crate) use weights::WeightStore;
 pub use weights::{Weight, WeightSpec};
@@ -139,6 +141,18 @@ impl Outputs {
         masks.resize(self.nodes.len(), None);
         self.masks = Some(masks);
         self
+    }
+}
+
+impl Outputs {
+    /// The values, in order.
+    pub(crate) fn nodes(&self) -> &[NodeId] {
+        &self.nodes
+    }
+
+    /// Replaces the values by as many others.
+    pub(crate) fn with_nodes(self, nodes: Vec<NodeId>) -> Outputs {
+        Outputs { nodes, ..self }
     }
 }
 

@@ -40,6 +40,11 @@ impl LayerInstance {
         self.layer.class_name() == States.class_name()
     }
 
+    /// Whether this layer has states that outlive a batch. Known once a model has called it.
+    pub(crate) fn is_stateful(&self) -> bool {
+        self.states.get().is_some()
+    }
+
     /// Sets the states that outlive a batch to zero. They are an LSTM's or GRU's if it is `stateful`; other layers have
     /// none.
     pub fn reset_states(&self) {

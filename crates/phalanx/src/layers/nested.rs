@@ -29,11 +29,17 @@ pub(crate) fn policy_name(dtype: &Value) -> Option<&str> {
 /// The dtype policy of a layer's config; absent is `float32`.
 ///
 /// # Errors
-/// The value that is not a policy of Phalanx, as text.
+/// The value that is not a policy of Phalanx, as text, with what to do.
 pub(crate) fn parse_policy(dtype: Option<&Value>) -> Result<Policy, String> {
     let Some(dtype) = dtype else { return Ok(Policy::Float32) };
     let known = policy_name(dtype).and_then(Policy::from_name);
-    known.ok_or_else(|| phalanx_graph::text::brief(&dtype.to_string()).into_owned())
+    known.ok_or_else(|| match policy_name(dtype) {
+        Some(name @ ("float16" | "bfloat16" | "float64")) => format!(
+            "{name}, whose weights are not 32-bit floats (in Python, build the model with another policy, give it the \
+             weights with set_weights and save it)"
+        ),
+        _ => phalanx_graph::text::brief(&dtype.to_string()).into_owned(),
+    })
 }
 
 /// Calls `visit` with the dtype policy of every layer inside a config.

@@ -161,7 +161,8 @@ impl Compile {
         self
     }
 
-    /// Adds the metrics of the next output. As in Keras, they ignore sample weights.
+    /// Adds the metrics of the next output. As in Keras, they ignore sample weights, and a second metric of the same name
+    /// is reported as `NAME_1`.
     pub fn metrics<M: Into<MetricArgument>>(
         mut self,
         list: impl IntoIterator<Item = M>,
@@ -170,7 +171,20 @@ impl Compile {
         self
     }
 
-    /// Adds the metrics of the next output that apply sample weights.
+    /// Adds the metrics of the next output that apply sample weights. As in Keras, one whose name a metric has is reported
+    /// as `weighted_NAME`:
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let mut model = Sequential::new().add(Input::new([1])).add(Activation::new("linear")).build()?;
+    /// model.compile(Compile::new("sgd").loss("mse").metrics(["mae"]).weighted_metrics(["mae"]))?;
+    /// let (x, y) = (Tensor::new([2, 1], vec![1.0, 3.0])?, Tensor::new([2, 1], vec![0.0, 0.0])?);
+    /// let data = phalanx::data::Arrays::new(x, y)?.sample_weight(&[3.0, 1.0])?;
+    /// let logs = model.evaluate_with(data, Inference::new())?;
+    /// assert_eq!((logs.get("mae"), logs.get("weighted_mae")), (Some(2.0), Some(1.5)));
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
     pub fn weighted_metrics<M: Into<MetricArgument>>(
         mut self,
         list: impl IntoIterator<Item = M>,

@@ -373,16 +373,16 @@ pub(super) fn evaluate(
     let after_steps = &mut |steps: usize, session: &Session, tally: &Tally| {
         done += steps;
         if let Some(progress) = &mut progress {
-            progress.step(done, &session.objective.logs(tally));
+            progress.step(done, &session.objective.logs(StepKind::Test, tally));
         }
         !session.any_worker_stopping(pass.interrupt.raised())
     };
-    let mut tally = session.objective.tally();
+    let mut tally = session.objective.tally(StepKind::Test);
     let completed = match table.zip(pass.data.in_memory()) {
         Some((table, data)) => evaluate_resident(session, data, &table, &mut tally, after_steps)?,
         None => evaluate_batches(session, pass, &mut tally, events, after_steps)?,
     };
-    let logs = session.objective.logs(&tally);
+    let logs = session.objective.logs(StepKind::Test, &tally);
     events.call(session, done, &logs, |c, v| c.on_test_end(v))?;
     if !completed {
         return Ok(None);
@@ -452,7 +452,7 @@ fn evaluate_batches(
         session.finish(started, tally)?;
         std::mem::swap(&mut batch, &mut next_batch);
         if events.wants_batches() {
-            let logs = session.objective.logs(tally);
+            let logs = session.objective.logs(StepKind::Test, tally);
             events.call(session, done, &logs, |c, v| c.on_test_batch_end(v))?;
         }
         if !after_steps(1, session, tally) {

@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 use crate::history::History;
 use crate::layer::lock;
 use phalanx_exec::{Backend, StepTimes};
-use phalanx_graph::Tensor;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Policy, Program};
+use phalanx_graph::{DType, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -275,6 +275,14 @@ impl Model {
         f(ready(&mut lock(&self.session), self.name(), call)?)
     }
 
+    /// Returns the element types of the targets that the losses take.
+    ///
+    /// # Errors
+    /// If the model is not compiled.
+    pub fn target_dtypes(&self) -> Result<Vec<DType>> {
+        self.with_session("target_dtypes", |session| Ok(session.checks.target_dtypes()))
+    }
+
     /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> Result<f64> {
         self.with_session("learning_rate", |session| Ok(session.learning_rate()))
@@ -351,7 +359,7 @@ impl Model {
         let rows = data.len().unwrap_or_default();
         let source = data.into_source()?.in_order();
         let data = source.prepare(session, Some(rows), true, TRAINING)?.dataset();
-        let mut tally = session.objective.tally();
+        let mut tally = session.objective.tally(StepKind::Train);
         session.weights.take_ownership();
         if let Some(table) = session.make_resident(StepKind::Train, &*data)? {
             let batch = IndexBatch { rows: (0..rows as u32).collect(), augments: vec![] };
@@ -360,19 +368,19 @@ impl Model {
             while left > 0 {
                 let count = left.min(session.steps_per_launch(&table));
                 let started = session.start_steps(StepKind::Train, &table, &batches[..count])?;
-                tally = session.objective.tally();
+                tally = session.objective.tally(StepKind::Train);
                 session.finish_steps(started, &mut tally)?;
                 after_steps(count);
                 left -= count;
             }
-            return Ok(session.objective.logs(&tally));
+            return Ok(session.objective.logs(StepKind::Train, &tally));
         }
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
         session.checks.origin = BatchOrigin::Batch;
         let mut staged = false;
         for step in 0..steps {
-            tally = session.objective.tally();
+            tally = session.objective.tally(StepKind::Train);
             let accumulation = session.optimizer_accumulation();
             let started = session.start(StepKind::Train, &batch, accumulation, staged)?;
             if step + 1 < steps {
@@ -381,7 +389,7 @@ impl Model {
             session.finish(started, &mut tally)?;
             after_steps(1);
         }
-        Ok(session.objective.logs(&tally))
+        Ok(session.objective.logs(StepKind::Train, &tally))
     }
 
     /// Returns the gradient of the loss on one batch with respect to every trainable weight, by name. The

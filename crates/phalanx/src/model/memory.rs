@@ -4,11 +4,12 @@ use super::session::{Session, ShapedStep, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
-use crate::strategy::{Backend, Device, DeviceKind, MAX_THREADS, check_compatible};
+use crate::strategy::{Backend, Device, DeviceKind, MAX_THREADS, Recompute, check_compatible};
 use phalanx_distributed::warnings::warning;
 use phalanx_exec::ExecError;
 pub use phalanx_exec::MemoryPlan;
 use phalanx_graph::program::{Mesh, Program};
+use std::sync::Arc;
 
 /// Upper limit of the search for the largest batch, in samples per replica.
 const MAX_ROWS_PER_REPLICA: usize = 1 << 30;
@@ -100,10 +101,10 @@ impl Model {
         memory: usize,
         devices: PlannedDevices,
     ) -> Result<Option<usize>> {
-        let (memory_per_replica, mesh) = (memory / devices.sharing.max(1), devices.mesh()?);
+        let mesh = devices.mesh()?;
         self.with_planner("memory_plan", kind, |session, step| {
-            let on = (&*devices.kind.backend()?, mesh);
-            session.largest_batch(step, memory_per_replica, MAX_ROWS_PER_REPLICA, on)
+            let on = (&*devices.kind.backend()?, mesh, devices.sharing.max(1));
+            session.largest_batch(step, memory, MAX_ROWS_PER_REPLICA, on)
         })
     }
 
@@ -146,12 +147,12 @@ impl Session {
         step: ShapedStep,
         memory: usize,
         max_rows: usize,
-        (backend, mesh): (&dyn Backend, Mesh),
+        (backend, mesh, sharing): (&dyn Backend, Mesh, usize),
     ) -> Result<Option<usize>> {
         let fits = |rows: usize| {
             let plan = self.memory_plan(step, rows * mesh.devices, backend, mesh);
             match plan {
-                Ok(plan) => Ok(plan.total() <= memory),
+                Ok(plan) => Ok(plan.total(sharing) <= memory),
                 // The program's size overflows.
                 Err(Error::Graph(_)) if rows > 1 => Ok(false),
                 Err(error) => Err(error),
@@ -159,6 +160,47 @@ impl Session {
         };
         let rows = largest(max_rows, fits)?;
         Ok((rows > 0).then_some(rows * mesh.devices))
+    }
+
+    /// If a program does not fit in `available` bytes, a program that computes activations again and does, unless the
+    /// strategy forbids it. Later programs do the same, and a notice says so.
+    pub(super) fn recompute_to_fit(
+        &mut self,
+        program: &Program,
+        step: ShapedStep,
+        batch: usize,
+        available: usize,
+    ) -> Result<Option<Arc<Program>>> {
+        let backend = self.placement.backend.clone();
+        let sharing = self.memory_sharing();
+        let wanted =
+            |program: &Program| backend.memory_plan(program, self.accumulates()).total(sharing);
+        let (allowed, before) = self.placement.recompute;
+        if allowed != Recompute::Auto || program.update().is_none() || wanted(program) <= available
+        {
+            return Ok(None);
+        }
+        let needed = wanted(program);
+        for segments in [2, 3, 4, 6, 8, 12, 16, 24, 32].into_iter().filter(|n| *n > before) {
+            self.placement.recompute.1 = segments;
+            let smaller = self.program(step, batch)?;
+            if backend.memory_plan(&smaller, self.accumulates()).total(sharing) <= available {
+                let (needed, available) = (gibibytes(needed), gibibytes(available));
+                warning!(
+                    "a batch of {batch} takes {needed} of {available}: the backward pass computes \
+                     activations again, in {segments} segments"
+                );
+                return Ok(Some(smaller));
+            }
+        }
+        self.placement.recompute.1 = before;
+        Ok(None)
+    }
+
+    /// Replicas whose memory a plan counts together.
+    fn memory_sharing(&self) -> usize {
+        let on_host = self.placement.backend.traits().on_host;
+        if on_host { self.placement.names.len() } else { 1 }
     }
 
     /// Fails if a step needs more memory than its replicas share. Warns once if memory is short.
@@ -170,10 +212,9 @@ impl Session {
     ) -> Result<()> {
         let Some(limit) = self.placement.backend.memory_limit() else { return Ok(()) };
         let plan = self.placement.backend.memory_plan(program, self.accumulates());
-        let (wanted, replicas) = (plan.total(), self.placement.names.len());
-        let total = wanted.saturating_mul(replicas);
-        if total > limit.total {
-            let (purpose, available) = ("a step".into(), Some(limit.total / replicas));
+        let wanted = plan.total(self.placement.names.len());
+        if wanted > limit.total {
+            let (purpose, available) = ("a step".into(), Some(limit.total));
             return Err(self.explain_out_of_memory(
                 ExecError::Memory { wanted, purpose, available },
                 step,
@@ -181,10 +222,11 @@ impl Session {
             ));
         }
         let available = limit.available;
-        if is_short(total, available) && !std::mem::replace(&mut self.placement.memory_warned, true)
+        if is_short(wanted, available)
+            && !std::mem::replace(&mut self.placement.memory_warned, true)
         {
-            let (total, available) = (gibibytes(total), gibibytes(available));
-            warning!("a batch of {batch} takes {total} of memory, {available} are available");
+            let (wanted, available) = (gibibytes(wanted), gibibytes(available));
+            warning!("a batch of {batch} takes {wanted} of memory, {available} are available");
         }
         Ok(())
     }
@@ -202,9 +244,10 @@ impl Session {
         let (backend, mesh) = (&*self.placement.backend, self.mesh());
         let Ok(plan) = self.memory_plan(step, batch, backend, mesh) else { return error.into() };
         let smaller = (batch.div_ceil(mesh.devices) - 1).min(MAX_ROWS_PER_REPLICA);
-        let largest = self.largest_batch(step, available, smaller, (backend, mesh));
+        let sharing = self.memory_sharing();
+        let largest = self.largest_batch(step, available, smaller, (backend, mesh, sharing));
         let Ok(largest) = largest else { return error.into() };
-        let (planned, source) = (plan.total(), Box::new(error));
+        let (planned, source) = (plan.total(sharing), Box::new(error));
         Error::Memory { batch, planned, available, largest, source }
     }
 }
@@ -346,7 +389,7 @@ mod tests {
                 panic!("{error}");
             };
             assert!(batch == rows && planned > available, "{batch} {planned} {available}");
-            assert_eq!(available, phalanx_cpu::physical_memory() / replicas);
+            assert_eq!(available, phalanx_cpu::physical_memory());
             assert!(largest.is_some_and(|n| (replicas..rows).contains(&n)), "{largest:?}");
             let one_batch = Inference::new().batch_size(rows);
             assert!(matches!(model.predict_with(&x, one_batch), Err(Error::Memory { .. })));
@@ -369,6 +412,38 @@ mod tests {
     }
 
     #[test]
+    fn activations_are_computed_again_only_if_memory_does_not_suffice() {
+        let deep = |recompute| {
+            let mut model = Sequential::new().add(Input::new([16]));
+            for _ in 0..24 {
+                model = model.add(Dense::new(16).activation("tanh"));
+            }
+            let mut model = model.build().unwrap();
+            let strategy = MirroredStrategy::cpus(1).unwrap().threads(1).recompute(recompute);
+            model.compile(Compile::new("sgd").loss("mse").strategy(strategy)).unwrap();
+            model
+        };
+        let segments = |recompute, share: usize| {
+            let mut model = deep(recompute);
+            let session = model.session_slot().as_mut().unwrap();
+            let step = session.planned(StepKind::Train).unwrap();
+            let program = session.program(step, 4096).unwrap();
+            let needed = session.placement.backend.memory_plan(&program, false).total(1);
+            let smaller = session.recompute_to_fit(&program, step, 4096, needed * share / 100);
+            let smaller =
+                smaller.unwrap().map(|p| session.placement.backend.memory_plan(&p, false).total(1));
+            assert!(smaller.is_none_or(|bytes| bytes <= needed * share / 100));
+            (smaller.is_some(), session.placement.recompute.1)
+        };
+        assert_eq!(segments(Recompute::Auto, 100), (false, 0));
+        let (some, few) = segments(Recompute::Auto, 90);
+        let (more, many) = segments(Recompute::Auto, 60);
+        assert!(some && more && few >= 2 && many > few, "{few} and {many} segments");
+        assert_eq!(segments(Recompute::Auto, 1), (false, 0));
+        assert_eq!(segments(Recompute::Never, 60), (false, 0));
+    }
+
+    #[test]
     fn memory_is_short_above_four_fifths() {
         assert!(!is_short(80, 100) && is_short(81, 100));
         assert!(!is_short(usize::MAX / 2, usize::MAX) && is_short(usize::MAX, usize::MAX));
@@ -385,9 +460,9 @@ mod tests {
             assert_eq!(part("optimizer slots"), 2 * weights, "{plan:?}");
             assert!(part("gradients") >= weights && part("inputs") >= 32 * 12 * 12 * 3 * 4);
             assert!(part("activations") <= plan.without_reuse, "{plan:?}");
-            assert_eq!(plan.total(), plan.parts.iter().map(|(_, b)| b).sum::<usize>());
+            assert_eq!(plan.total(1), plan.parts.iter().map(|(_, b)| b).sum::<usize>());
             let predicted = model.memory_plan(StepKind::Predict, 32, on(kind, 1)).unwrap();
-            assert!(predicted.total() < plan.total());
+            assert!(predicted.total(1) < plan.total(1));
         }
     }
 
@@ -395,7 +470,8 @@ mod tests {
     fn the_largest_batch_fits_and_the_next_does_not() {
         let model = model();
         for devices in [on(DeviceKind::Gpu, 1), on(DeviceKind::Gpu, 2), on(DeviceKind::Cpu, 1)] {
-            let total = |batch| model.memory_plan(StepKind::Train, batch, devices).unwrap().total();
+            let total =
+                |batch| model.memory_plan(StepKind::Train, batch, devices).unwrap().total(1);
             let memory = if devices.kind == DeviceKind::Gpu { 1 << 30 } else { 4 << 20 };
             let found = model.largest_batch(StepKind::Train, memory, devices).unwrap().unwrap();
             assert!(total(found) <= memory && found.is_multiple_of(devices.replicas));

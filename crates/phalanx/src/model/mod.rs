@@ -10,6 +10,7 @@ mod fit;
 mod host_stage;
 mod logs;
 mod memory;
+mod mesh_plan;
 mod multi_step;
 mod naming;
 mod on_batch;
@@ -37,6 +38,7 @@ pub use fit::{Fit, ValidationFreq};
 pub use logs::Logs;
 pub(crate) use memory::gibibytes;
 pub use memory::{MemoryPlan, PlannedDevices};
+pub use mesh_plan::{MeshPlan, MeshSpeed, PlannedMesh, StepTime};
 pub(crate) use naming::snake_case;
 pub use on_batch::BatchWeights;
 pub use run_state::RunState;
@@ -109,8 +111,8 @@ impl Model {
             .transpose()
     }
 
-    /// Returns the optimizer's iterations, if the model is compiled with a loss.
-    pub(crate) fn iterations(&self) -> Option<u64> {
+    /// Returns the optimizer's number of steps, as Keras' `optimizer.iterations`; `None` if the model is not compiled.
+    pub fn iterations(&self) -> Option<u64> {
         let session = lock(&self.session);
         session
             .as_ref()

@@ -71,6 +71,24 @@ impl Model {
         self.layers().iter().for_each(|(_, layer)| layer.reset_states());
     }
 
+    /// Returns the number of samples that every batch must have, if a layer has states that outlive a batch.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let model = |stateful| {
+    ///     let x = Input::new([3, 2]).batch_size(4).symbol();
+    ///     Model::new(&x, LSTM::new(5).stateful(stateful).apply(&x))
+    /// };
+    /// assert_eq!(model(true)?.stateful_batch_size(), Some(4));
+    /// assert_eq!(model(false)?.stateful_batch_size(), None);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn stateful_batch_size(&self) -> Option<usize> {
+        let stateful = self.layers().iter().any(|(_, layer)| layer.is_stateful());
+        self.def.batch_size().filter(|_| stateful)
+    }
+
     /// Performs one update on one batch and returns loss and metrics of that batch. `x` is a tensor or [`Text`], or a list
     /// of them for a model with several inputs; so is `y` for several outputs.
     ///
@@ -98,11 +116,11 @@ impl Model {
     pub(crate) fn train_on(&mut self, batch: &HostBatch) -> Result<Logs> {
         let session = self.session("train_on_batch")?;
         session.checks.origin = BatchOrigin::Batch;
-        let mut tally = session.objective.tally();
+        let mut tally = session.objective.tally(StepKind::Train);
         let accumulation = session.optimizer_accumulation();
         session.weights.take_ownership();
         session.run(StepKind::Train, batch, accumulation, &mut tally)?;
-        Ok(session.objective.logs(&tally))
+        Ok(session.objective.logs(StepKind::Train, &tally))
     }
 
     /// Prepares all samples of some data as one batch.
@@ -161,13 +179,13 @@ impl Model {
     /// return them.
     pub fn get_metrics_result(&mut self) -> Result<Logs> {
         let session = self.session("get_metrics_result")?;
-        Ok(session.objective.logs(&session.results.running))
+        Ok(session.objective.logs(StepKind::Train, &session.results.running))
     }
 
     /// Forgets the batches that [`get_metrics_result`](Model::get_metrics_result) is about.
     pub fn reset_metrics(&mut self) -> Result<()> {
         let session = self.session("reset_metrics")?;
-        session.results.running = session.objective.tally();
+        session.results.running = session.objective.tally(StepKind::Train);
         Ok(())
     }
 }

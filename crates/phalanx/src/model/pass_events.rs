@@ -52,6 +52,7 @@ impl<'a> PassEvents<'a> {
                 epoch: self.epoch,
                 epochs: self.epochs,
                 step: session.state.steps,
+                iterations: session.state.iterations(),
                 batch,
                 steps_per_epoch: self.steps,
                 logs,
@@ -61,18 +62,37 @@ impl<'a> PassEvents<'a> {
                 model: &session.def,
                 weights: session,
             };
-            match hook(&mut **callback, &view)? {
-                Action::Continue => {}
-                Action::Stop => self.stopped = true,
-                Action::SetLearningRate(rate) => session.set_learning_rate(rate)?,
-                Action::RestoreWeights(weights) => session.weights.write(&weights)?,
-                Action::SaveRun => {
-                    let (owner, argument) = ("callback", "action of an evaluation or prediction");
-                    let expected = "one that does not save the run";
-                    return Err(Error::argument(owner, argument, expected, "SaveRun"));
-                }
+            let action = hook(&mut **callback, &view)?;
+            if action.saves_run() {
+                let (owner, argument) = ("callback", "action of an evaluation or prediction");
+                let expected = "one that does not save the run";
+                return Err(Error::argument(owner, argument, expected, "SaveRun"));
             }
+            self.stopped |= session.act(action)?;
         }
         Ok(())
+    }
+}
+
+impl Session {
+    /// Applies the action of a callback to the model. Returns whether the callback asks to stop.
+    pub(super) fn act(&mut self, action: Action) -> Result<bool> {
+        match action {
+            Action::Continue | Action::SaveRun => {}
+            Action::Stop => return Ok(true),
+            Action::SetLearningRate(rate) => self.set_learning_rate(rate)?,
+            Action::RestoreWeights(weights) => self.weights.write(&weights)?,
+            Action::SetOptimizer { iteration, variables } => {
+                self.set_training_state(iteration, &variables)?;
+            }
+            Action::Several(actions) => {
+                let mut stops = false;
+                for action in actions {
+                    stops |= self.act(action)?;
+                }
+                return Ok(stops);
+            }
+        }
+        Ok(false)
     }
 }

@@ -123,9 +123,12 @@ impl Source {
             let convert = |(x, dtype): (&Samples, &DType)| {
                 let whole = "whole numbers, as the input is one of integers";
                 let fail = || Error::argument("data", "inputs", whole, "fractions");
-                match x.dtype() == *dtype {
-                    true => Ok(x.clone()),
-                    false => as_dtype(&x.to_tensor(), *dtype).map(Into::into).ok_or_else(fail),
+                match x {
+                    x if x.dtype() == *dtype => Ok(x.clone()),
+                    Samples::External(external) => {
+                        external.with_dtype(*dtype).map(Samples::External).ok_or_else(fail)
+                    }
+                    x => as_dtype(&x.to_tensor(), *dtype).map(Into::into).ok_or_else(fail),
                 }
             };
             let inputs = arrays.inputs().iter().zip(&inputs).map(convert).collect::<Result<_>>()?;

@@ -2,11 +2,11 @@
 //!
 //! Order of the feeds: the model's inputs, one target per output, the sample weights, one loss scale per
 //! output (the reciprocal of the divisor of its weighted loss sum), and the numbers of an update of whole weights.
-//! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums and, with loss
-//! scaling, the loss scale after the update.
+//! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums, counts of integers that are
+//! not exact and, with loss scaling, the loss scale after the update.
 
 use crate::error::{Error, Result};
-use crate::layer::{Lowering, ModelWeight, Operand};
+use crate::layer::{Lowering, ModelWeight, Operand, is_integer_check};
 use crate::losses::{Loss, Reduction};
 use crate::model::session::{Objective, Tracked};
 use crate::model::update_graph::{self, UpdateState};
@@ -97,6 +97,7 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
         }
     }
+    fetches.extend(l.low.integer_fetches()?);
     Ok((fetches, seeds))
 }
 
@@ -318,8 +319,9 @@ fn backward(
 /// Builds the step of forward and backward passes that fetches the reduced gradients, in the order of the
 /// trainable weights.
 pub(crate) fn gradients(mut l: Lowered, goal: &Objective) -> Result<Step> {
-    let (_, seeds) = objective(&mut l, goal)?;
-    fetch_gradients(backward(l.low, vec![], seeds, None)?, "")
+    let (mut fetches, seeds) = objective(&mut l, goal)?;
+    fetches.retain(|fetch| is_integer_check(&fetch.name));
+    fetch_gradients(backward(l.low, fetches, seeds, None)?, "")
 }
 
 /// Turns a training step into one that fetches the reduced gradients under their names with a prefix, and changes nothing.
@@ -379,7 +381,8 @@ pub(crate) fn test(mut l: Lowered, goal: &Objective) -> Result<Step> {
 }
 
 /// Builds the prediction step: forward only.
-pub(crate) fn predict(l: Lowered) -> Step {
+pub(crate) fn predict(mut l: Lowered) -> Result<Step> {
+    let checks = l.low.integer_fetches()?;
     let mut step = Step::new("predict", l.low.graph);
     step.assigns = l.low.assigns;
     step.fetches = l
@@ -387,8 +390,9 @@ pub(crate) fn predict(l: Lowered) -> Step {
         .iter()
         .enumerate()
         .map(|(i, output)| Fetch { name: format!("output_{i}"), node: output.node })
+        .chain(checks)
         .collect();
-    fuse_epilogues(step)
+    Ok(fuse_epilogues(step))
 }
 
 /// Builds the step that updates weights with gradients from the host. A gradient is the only row of a batch, so the sum

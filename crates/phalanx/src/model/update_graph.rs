@@ -91,9 +91,21 @@ impl Parameters for Lowering {
     }
 }
 
+/// Parts of the names of weights in files, and what Keras calls those sublayers in the paths of variables.
+const SUBLAYERS: [(&str, &str); 4] = [
+    ("query_dense/", "query/"),
+    ("key_dense/", "key/"),
+    ("value_dense/", "value/"),
+    ("output_dense/", "attention_output/"),
+];
+
 /// Keras' path of a weight of a layer. Paths in a `Sequential` model start with its name.
 pub(crate) fn path(def: &Definition, layer: &str, weight: &ModelWeight) -> String {
-    let path = format!("{layer}/{}", weight.layer.weights()[weight.index].spec.name);
+    let name = weight.layer.weights()[weight.index].spec.name.clone();
+    let of_sublayer = SUBLAYERS
+        .iter()
+        .find_map(|(ours, keras)| name.strip_prefix(ours).map(|rest| format!("{keras}{rest}")));
+    let path = format!("{layer}/{}", of_sublayer.unwrap_or(name));
     match def.kind() {
         ModelKind::Sequential => format!("{}/{path}", def.name),
         ModelKind::Functional => path,

@@ -1,4 +1,4 @@
-//! Functions of whole numbers: bits and divisors. Numbers are exact below 2²⁴.
+//! Functions of whole numbers: bits and divisors. Numbers are exact below 2²⁴, which [`exact`](super::exact) checks.
 
 use super::context::OpContext;
 use super::ops;

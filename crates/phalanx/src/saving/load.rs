@@ -1,6 +1,6 @@
 //! Loading of whole models.
 
-use super::keras::{Assets, Variables};
+use super::keras::{Assets, FileArrays, Variables};
 use super::{Format, keras, legacy, open_file, safetensors};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -110,7 +110,7 @@ impl Load {
     }
 
     /// The structure of a model, with the shapes of its inputs.
-    fn structure(&self, path: &Path, config: &Value) -> Result<Model> {
+    pub(super) fn structure(&self, path: &Path, config: &Value) -> Result<Model> {
         let model = structure(path, config)?;
         if self.input_shapes.is_empty() {
             return Ok(model);
@@ -147,7 +147,7 @@ impl Load {
     }
 
     /// Compiles the model and restores the state of the optimizer.
-    fn compile_model(
+    pub(super) fn compile_model(
         self,
         path: &Path,
         model: &mut Model,
@@ -198,7 +198,7 @@ impl Stored {
         let def = model.definition();
         let staged = match legacy::weights_group(&self.file) {
             Some(_) => legacy::read(path, &self.file, def, legacy::Match::Exactly)?.0,
-            None => keras::read_weights(path, &self.file, def)?,
+            None => keras::read_weights(path, &FileArrays { path, file: &self.file }, def)?,
         };
         for (layer, values) in staged {
             layer.set_values(values.into_iter());

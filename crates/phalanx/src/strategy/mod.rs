@@ -4,11 +4,15 @@
 //! one replica.
 
 mod device;
+mod layout;
+mod model_parallel;
 mod visible;
 
 pub use device::{Device, DeviceKind};
+pub use layout::{DeviceMesh, LayoutMap};
+pub use model_parallel::ModelParallel;
 pub use phalanx_exec::{Backend, DeviceInfo, DeviceTraits};
-pub use phalanx_graph::program::Policy;
+pub use phalanx_graph::program::{Policy, ShardLevel as Shard};
 pub(crate) use visible::{MAX_THREADS, check_compatible};
 pub use visible::{list_physical_devices, set_visible_devices, visible_devices};
 
@@ -68,7 +72,27 @@ pub struct MirroredStrategy {
     threads: usize,
     deterministic: bool,
     policy: Option<Policy>,
+    shard: Shard,
+    /// Devices of each replica.
+    model: usize,
+    layout: Option<Arc<LayoutMap>>,
+    recompute: Recompute,
 }
+
+/// Whether the backward pass computes activations again instead of keeping them. The results have the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// If a training step does not fit in memory otherwise. A notice says so.
+    #[default]
+    Auto,
+    /// Never.
+    Never,
+    /// The forward pass is cut into this many segments; only what crosses from one to the next is kept.
+    Segments(usize),
+}
+
+/// [`MirroredStrategy`] by its newer name in Keras.
+pub type DataParallel = MirroredStrategy;
 
 impl MirroredStrategy {
     /// Every visible device.
@@ -85,8 +109,18 @@ impl MirroredStrategy {
         devices: Vec<Device>,
         selection: Selection,
     ) -> MirroredStrategy {
-        let (threads, deterministic, policy) = (0, false, None);
-        MirroredStrategy { backend, devices, selection, threads, deterministic, policy }
+        MirroredStrategy {
+            backend,
+            devices,
+            selection,
+            threads: 0,
+            deterministic: false,
+            policy: None,
+            shard: Shard::None,
+            model: 1,
+            layout: None,
+            recompute: Recompute::Auto,
+        }
     }
 
     /// The named devices, such as `["cpu:0", "cpu:1"]`.
@@ -181,6 +215,49 @@ impl MirroredStrategy {
         self
     }
 
+    /// Divides the training state among memories instead of copying it to every replica: what [`Shard`] says, and
+    /// everything before it. A memory is that of a GPU, or of a process with all of its CPU devices. The weights that
+    /// result have the same bits on CPU devices, and the same values up to rounding on GPUs.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let strategy = DataParallel::cpus(2)?.shard(Shard::Weights);
+    /// # phalanx::Result::Ok(())
+    /// ```
+    pub fn shard(mut self, shard: Shard) -> MirroredStrategy {
+        self.shard = shard;
+        self
+    }
+
+    /// Divides the devices into replicas, and the weights among the devices of each.
+    fn with_layout(mut self, layout: LayoutMap) -> Result<MirroredStrategy> {
+        (_, self.model, _) = layout.device_mesh().split(None)?;
+        self.layout = Some(Arc::new(layout));
+        Ok(self)
+    }
+
+    /// Which weights the devices of a replica divide.
+    pub(crate) fn layout(&self) -> Option<&Arc<LayoutMap>> {
+        self.layout.as_ref()
+    }
+
+    /// Sets whether the backward pass computes activations again, which takes less memory and up to a third more time.
+    pub fn recompute(mut self, recompute: Recompute) -> MirroredStrategy {
+        self.recompute = recompute;
+        self
+    }
+
+    /// Whether activations are computed again.
+    pub(crate) fn requested_recompute(&self) -> Recompute {
+        self.recompute
+    }
+
+    /// What is divided among memories.
+    pub(crate) fn requested_shard(&self) -> Shard {
+        self.shard
+    }
+
     /// The requested policy, if any.
     pub(crate) fn requested_policy(&self) -> Option<Policy> {
         self.policy
@@ -192,7 +269,7 @@ impl MirroredStrategy {
 
     /// Number of replicas: the factor between a per-replica and the global batch.
     pub fn num_replicas_in_sync(&self) -> usize {
-        self.devices.len()
+        self.devices.len() / self.model
     }
 
     /// The devices.
@@ -211,8 +288,12 @@ impl MirroredStrategy {
         if self.devices.is_empty() {
             return fail("devices", "at least one visible device", 0);
         }
-        if self.deterministic && Mesh::fixed(self.devices.len()).is_none() {
-            return fail("deterministic", "1, 2, 4 or 8 replicas", self.devices.len());
+        let replicas = self.num_replicas_in_sync();
+        if self.deterministic && Mesh::fixed(replicas).is_none() {
+            return fail("deterministic", "1, 2, 4 or 8 replicas", replicas);
+        }
+        if self.deterministic && self.model > 1 {
+            return fail("deterministic", "replicas of one device", self.model);
         }
         let all = self.threads.saturating_mul(self.devices.len());
         if all > MAX_THREADS {
@@ -239,15 +320,26 @@ impl MirroredStrategy {
             return Err(Error::argument(OWNER, "deterministic", "CPU devices", self.devices[0]));
         }
         let places: Vec<Place> = self.devices.iter().map(Device::place).collect();
-        let request = OpenRequest { places: &places, threads, deterministic, params, cluster };
+        let shard = self.shard;
+        let request = OpenRequest {
+            places: &places,
+            model: 1,
+            threads,
+            deterministic,
+            params,
+            cluster,
+            shard,
+        };
         Ok(self.backend.open(request)?)
     }
 }
 
 impl PartialEq for MirroredStrategy {
     fn eq(&self, other: &MirroredStrategy) -> bool {
-        let parts = |s: &MirroredStrategy| (s.selection, s.threads, s.deterministic, s.policy);
-        self.devices == other.devices && parts(self) == parts(other)
+        let parts = |s: &MirroredStrategy| {
+            (s.selection, s.threads, s.deterministic, s.policy, s.shard, s.recompute)
+        };
+        self.devices == other.devices && parts(self) == parts(other) && self.layout == other.layout
     }
 }
 
@@ -261,6 +353,9 @@ impl fmt::Debug for MirroredStrategy {
             .field("threads", &self.threads)
             .field("deterministic", &self.deterministic)
             .field("policy", &self.policy)
+            .field("shard", &self.shard)
+            .field("layout", &self.layout)
+            .field("recompute", &self.recompute)
             .finish_non_exhaustive()
     }
 }

@@ -59,8 +59,8 @@
 //!
 //! `fit`, `evaluate` and callbacks see the losses and metrics of the step under the names that it gives. In `evaluate` and
 //! for validation data the function runs with [`training`](StepContext::training) false: models are in inference mode, and
-//! `minimize` only reports its loss. The function may compute something else then, but must report the same losses and
-//! metrics. The weights stay with the models, so `predict` and `save` of a model use what the step has trained.
+//! `minimize` only reports its loss. It must report the same losses and metrics then;
+//! [`TrainStep::test_step`] gives evaluation a function of its own, which may report others. The weights stay with the models, so `predict` and `save` of a model use what the step has trained.
 //! `BackupAndRestore` saves the whole run, `ModelCheckpoint` one model of the step, which
 //! [`ModelCheckpoint::model`](crate::callbacks::ModelCheckpoint::model) names.
 //!

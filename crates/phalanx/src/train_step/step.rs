@@ -11,7 +11,7 @@ use crate::optimizers::Optimizer;
 use crate::registry::Config;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::passes::{checked, fuse_epilogues};
-use phalanx_graph::{Fetch, Graph, NodeId, ParamId, Step, Type};
+use phalanx_graph::{Fetch, Graph, NodeId, ParamId, ParamSpec, Step, Type};
 use std::fmt;
 use std::sync::Arc;
 
@@ -121,13 +121,6 @@ pub(crate) struct Recorded {
     pub labels: Vec<(usize, usize, Option<i64>)>,
 }
 
-impl Recorded {
-    /// The names of the metrics and the lengths of their states.
-    pub fn metric_states(&self) -> Vec<(String, usize)> {
-        self.metrics.iter().map(|(metric, len, _)| (metric.name().into(), *len)).collect()
-    }
-}
-
 /// A mean that a step reports.
 #[derive(Debug)]
 pub(super) struct StepMean {
@@ -162,6 +155,43 @@ impl Metric for StepMean {
     }
 }
 
+/// What evaluation runs, if it is another function than that of the training step.
+pub(crate) struct TestStep {
+    pub body: Body,
+    /// What it reports, once it was built.
+    pub reports: Option<Reports>,
+}
+
+/// The names of the losses that a step reports, and the names of its metrics with the lengths of their states.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Reports {
+    pub losses: Vec<String>,
+    pub metrics: Vec<(String, usize)>,
+}
+
+impl Reports {
+    pub fn of(recorded: &Recorded) -> Reports {
+        let losses = recorded.phases.iter().map(|phase| phase.fetch.name.clone()).collect();
+        let state = |(metric, len, _): &RecordedMetric| (metric.name().into(), *len);
+        Reports { losses, metrics: recorded.metrics.iter().map(state).collect() }
+    }
+
+    /// Fails unless a later call of the same function reports the same.
+    fn check(&self, later: &Reports, owner: String) -> Result<()> {
+        let losses = (&self.losses, &later.losses);
+        let names = |reports: &Reports| -> Vec<String> {
+            reports.metrics.iter().map(|(name, _)| name.clone()).collect()
+        };
+        let (what, expected, received) = match (losses.0 == losses.1, self == later) {
+            (_, true) => return Ok(()),
+            (false, _) => ("losses", losses.0.join(", "), losses.1.join(", ")),
+            (true, _) => ("metrics", names(self).join(", "), names(later).join(", ")),
+        };
+        let expected = format!("the {what} of its first call: {expected}");
+        Err(Error::argument(owner, "step", expected, received))
+    }
+}
+
 /// A step that a program describes itself.
 pub(crate) struct CustomStep {
     pub name: String,
@@ -170,14 +200,18 @@ pub(crate) struct CustomStep {
     pub models: Vec<(String, Arc<Definition>)>,
     pub optimizers: Vec<StepOptimizer>,
     pub body: Body,
+    /// What evaluation runs; `body` if there is none.
+    pub test: Option<TestStep>,
+    /// The parameters of the training step, once it was built.
+    pub params: Vec<ParamSpec>,
+    /// Its weights, which are among them.
+    pub weights: Vec<ModelWeight>,
     /// The updates inside the graph. The host computes their numbers.
     pub updates: Vec<Update>,
     /// Whether the executor's own update applies the last phase.
     pub fused: bool,
-    /// The names of the losses.
-    pub losses: Vec<String>,
-    /// The names of the metrics and the lengths of their states.
-    pub metrics: Vec<(String, usize)>,
+    /// What it reports, once it was built.
+    pub reports: Option<Reports>,
 }
 
 impl fmt::Debug for CustomStep {
@@ -191,6 +225,8 @@ pub(crate) struct BuiltCustomStep {
     pub step: Step,
     pub weights: Vec<ModelWeight>,
     pub constants: Vec<(ParamId, Vec<f32>)>,
+    /// The values of the constants that are its last feeds.
+    pub fed_constants: Vec<Vec<f32>>,
     pub scaling: Option<LossScale>,
     pub recorded: Recorded,
 }
@@ -198,6 +234,20 @@ pub(crate) struct BuiltCustomStep {
 impl CustomStep {
     pub(super) fn owner(&self) -> String {
         format!("training step '{}'", self.name)
+    }
+
+    /// The function that evaluation runs in place of that of the training step, if there is one.
+    pub(super) fn own_test(&self, kind: StepKind) -> Option<&TestStep> {
+        self.test.as_ref().filter(|_| kind == StepKind::Test)
+    }
+
+    /// The names of the losses that a step of a kind reports.
+    pub(crate) fn losses(&self, kind: StepKind) -> &[String] {
+        let reports = match self.own_test(kind) {
+            Some(test) => test.reports.as_ref(),
+            None => self.reports.as_ref(),
+        };
+        reports.map_or(&[], |reports| &reports.losses)
     }
 
     pub(super) fn model(&self, name: &str) -> Result<Arc<Definition>> {
@@ -244,21 +294,14 @@ impl CustomStep {
     ) -> Result<BuiltCustomStep> {
         let mut cx = StepContext::new(self, main, kind, synchronized)?;
         cx.graph().set_max_batch(max_batch);
-        (self.body)(&mut cx)?;
+        let (body, known) = match self.own_test(kind) {
+            Some(test) => (&test.body, &test.reports),
+            None => (&self.body, &self.reports),
+        };
+        body(&mut cx)?;
         let (mut low, mut recorded) = cx.finish()?;
-        let losses = recorded.phases.iter().map(|phase| &phase.fetch.name);
-        if !self.losses.is_empty() && !losses.clone().eq(&self.losses) {
-            let expected = format!("the losses of its first call: {}", self.losses.join(", "));
-            let received = losses.cloned().collect::<Vec<_>>().join(", ");
-            return Err(Error::argument(self.owner(), "step", expected, received));
-        }
-        let metrics = recorded.metric_states();
-        if !self.losses.is_empty() && metrics != self.metrics {
-            let names = |metrics: &[(String, usize)]| -> String {
-                metrics.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
-            };
-            let expected = format!("the metrics of its first call: {}", names(&self.metrics));
-            return Err(Error::argument(self.owner(), "step", expected, names(&metrics)));
+        if let Some(known) = known {
+            known.check(&Reports::of(&recorded), self.owner())?;
         }
         let main_phase = recorded.main.map(|at| &recorded.phases[at]);
         let optimizer = main_phase.map(|phase| self.optimizer(phase.optimizer, main));
@@ -266,6 +309,8 @@ impl CustomStep {
         let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
         let scaling = scaling.filter(|_| kind == StepKind::Train);
         let (weights, constants) = (low.weights.clone(), std::mem::take(&mut low.constants));
+        let fed_constants = std::mem::take(&mut low.fed_constants);
+        let checks = low.integer_fetches()?;
         let mut fetches: Vec<Fetch> = match kind {
             StepKind::Gradients => std::mem::take(&mut recorded.gradients),
             _ => {
@@ -276,6 +321,7 @@ impl CustomStep {
                 losses.chain(recorded.penalty.clone()).chain(metrics).chain(finite).collect()
             }
         };
+        fetches.extend(checks);
         let step = match (kind, main_phase.zip(optimizer)) {
             (StepKind::Train | StepKind::Gradients, Some((phase, optimizer))) => {
                 let seeds = phase.seeds.clone();
@@ -307,6 +353,6 @@ impl CustomStep {
                 return Err(Error::argument(self.owner(), "predict", expected, "a training step"));
             }
         };
-        Ok(BuiltCustomStep { step, weights, constants, scaling, recorded })
+        Ok(BuiltCustomStep { step, weights, constants, fed_constants, scaling, recorded })
     }
 }

@@ -1,7 +1,7 @@
 //! The builder of a training step, and the compiled step.
 
 use super::context::StepContext;
-use super::step::{CustomStep, StepOptimizer};
+use super::step::{Body, CustomStep, Reports, StepOptimizer, TestStep};
 use super::update::LOSS_SCALE;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
@@ -26,6 +26,7 @@ pub struct TrainStep {
     targets: Vec<(String, Input)>,
     models: Vec<(String, Arc<Definition>)>,
     optimizers: Vec<(String, OptimizerArgument)>,
+    test: Option<Body>,
     strategy: MultiWorkerMirroredStrategy,
     seed: u64,
 }
@@ -39,6 +40,7 @@ impl TrainStep {
             targets: vec![],
             models: vec![],
             optimizers: vec![],
+            test: None,
             strategy: MirroredStrategy::new().into(),
             seed: 0,
         }
@@ -82,6 +84,47 @@ impl TrainStep {
     /// Sets the seed of initial weights, shuffling and random numbers. The default is 0.
     pub fn seed(mut self, seed: u64) -> TrainStep {
         self.seed = seed;
+        self
+    }
+
+    /// Sets the function that describes what `evaluate` and validation data report, as `test_step` of a Keras model does.
+    /// Its losses and metrics may be others than those of the training step. It updates nothing: `minimize` only reports a
+    /// loss. Without this function, that of the training step runs, with [`training`](StepContext::training) false.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    /// use phalanx::train_step::TrainStep;
+    ///
+    /// let teacher = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build()?;
+    /// let student = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build()?;
+    /// let mut trainer = TrainStep::new("distillation")
+    ///     .input("x", Input::new([4]))
+    ///     .labels("y")
+    ///     .model("teacher", &teacher)
+    ///     .model("student", &student)
+    ///     .optimizer("adam", Adam::default())
+    ///     .test_step(|cx| {
+    ///         let (x, y) = (cx.input("x")?, cx.input("y")?);
+    ///         let found = cx.call("student", &[x])?;
+    ///         cx.track(SparseCategoricalAccuracy::default(), y, found)
+    ///     })
+    ///     .compile(|cx| {
+    ///         let x = cx.input("x")?;
+    ///         let wanted = cx.call_inference("teacher", &[x])?;
+    ///         let found = cx.call("student", &[x])?;
+    ///         let loss = cx.loss(&MeanSquaredError::default(), wanted, found)?;
+    ///         cx.minimize("loss", loss, &["student"], "adam")
+    ///     })?;
+    /// let data = phalanx::data::Arrays::new(Tensor::zeros([8, 4]), Tensor::new([8], vec![0; 8])?)?;
+    /// let logs = trainer.evaluate(&data, Inference::new())?;
+    /// assert!(logs.get("sparse_categorical_accuracy").is_some() && logs.get("loss").is_none());
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn test_step(
+        mut self,
+        test: impl Fn(&mut StepContext<'_>) -> Result<()> + Send + Sync + 'static,
+    ) -> TrainStep {
+        self.test = Some(Box::new(test));
         self
     }
 
@@ -156,18 +199,27 @@ impl TrainStep {
             models: self.models,
             optimizers: chosen,
             body: Box::new(step),
+            test: self.test.map(|body| TestStep { body, reports: None }),
+            params: vec![],
+            weights: vec![],
             updates: vec![],
             fused: false,
-            losses: vec![],
-            metrics: vec![],
+            reports: None,
         };
         let synchronized = self.strategy.local().is_deterministic();
         let built = custom.build(StepKind::Train, None, (synchronized, 1))?;
         custom.updates.clone_from(&built.recorded.updates);
         custom.fused = built.recorded.main.is_some();
-        custom.losses =
-            built.recorded.phases.iter().map(|phase| phase.fetch.name.clone()).collect();
-        custom.metrics = built.recorded.metric_states();
+        custom.reports = Some(Reports::of(&built.recorded));
+        custom.params = built.step.graph.params().to_vec();
+        custom.weights.clone_from(&built.weights);
+        let tested = match custom.test {
+            Some(_) => Some(custom.build(StepKind::Test, None, (synchronized, 1))?),
+            None => None,
+        };
+        if let (Some(test), Some(built)) = (&mut custom.test, &tested) {
+            test.reports = Some(Reports::of(&built.recorded));
+        }
         let members = models_of(&custom.models).into_iter();
         let slots = custom.optimizers.iter().map(|o| (o.member(), Callee::Layer(o.slots.clone())));
         let members = members.chain(slots).collect();
@@ -176,7 +228,7 @@ impl TrainStep {
         let model = Model::sharing(&def);
         model.initialize(self.seed)?;
         initialize_scales(&custom);
-        let session = Session::custom(def, custom, built, self.strategy, self.seed)?;
+        let session = Session::custom(def, custom, (built, tested), self.strategy, self.seed)?;
         Ok(Trainer { model: model.compiled(session) })
     }
 }

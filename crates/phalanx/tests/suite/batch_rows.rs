@@ -231,7 +231,9 @@ fn runs_on_emulated_gpus_are_those_of_a_cpu_device() {
     }
 }
 
-/// Activations of 16 bits give nearly the same losses.
+/// Activations of 16 bits give nearly the same losses and weights. A number with 8 significant bits is off by up to
+/// 2^-9 of it. After the eight updates of these runs, one weight of `circle` is off by 0.005 of the largest loss; everything
+/// else is closer.
 #[needs(gxx)]
 #[test]
 fn runs_with_mixed_precision_are_close() {
@@ -239,7 +241,7 @@ fn runs_with_mixed_precision_are_close() {
         let expected = outcome(network, cpus(1, 1));
         let received = outcome(network, gpus(2).policy(Policy::MixedBfloat16));
         assert!(received != expected);
-        assert_close(network.0, &received, &expected, 0.05);
+        assert_close(network.0, &received, &expected, 0.0078);
     }
 }
 

@@ -64,7 +64,9 @@ pub(crate) fn generator_loss(cx: &mut StepContext<'_>, z: NodeId) -> Result<Node
 }
 
 /// A GAN with random inputs, dropout and two optimizers.
-pub(crate) fn small_gan(strategy: MirroredStrategy) -> (Model, Model, Trainer) {
+pub(crate) fn small_gan(
+    strategy: impl Into<MultiWorkerMirroredStrategy>,
+) -> (Model, Model, Trainer) {
     let g = Sequential::new()
         .add(Input::new([3]))
         .add(Dense::new(8).activation("relu"))

@@ -62,7 +62,7 @@ impl FixtureGan {
 }
 
 /// An optimizer of a case.
-fn optimizer(case: &Case<'_>, i: usize) -> Box<dyn Optimizer> {
+pub(crate) fn optimizer(case: &Case<'_>, i: usize) -> Box<dyn Optimizer> {
     let json = &case.json["optimizers"][i];
     let config = json["config"].as_object().unwrap();
     optimizers::from_config(json["class_name"].as_str().unwrap(), config).unwrap()
@@ -327,12 +327,15 @@ fn an_emulated_gpu_trains_custom_steps_as_keras_does() {
 fn averaged_gan(replicas: usize) -> (Model, Model, Trainer) {
     let (g, d) = (generator(), discriminator());
     let scaled = |optimizer| LossScaleOptimizer::new(optimizer).dynamic_growth_steps(3);
+    // Adam divides a gradient by its own size. With an epsilon of 1e-7, the roundings of one that cancels to 1e-7 would be
+    // a part of its update.
+    let adam = |rate| Adam::new(rate).epsilon(1e-4);
     let trainer = TrainStep::new("averaged")
         .input("real", Input::new([5]))
         .model("generator", &g)
         .model("discriminator", &d)
-        .optimizer("d", scaled(Adam::new(0.01).use_ema(0.8).gradient_accumulation_steps(3)))
-        .optimizer("g", scaled(Adam::new(0.02).use_ema(0.7).gradient_accumulation_steps(2)))
+        .optimizer("d", scaled(adam(0.01).use_ema(0.8).gradient_accumulation_steps(3)))
+        .optimizer("g", scaled(adam(0.02).use_ema(0.7).gradient_accumulation_steps(2)))
         .strategy(cpus(replicas))
         .seed(4)
         .compile(|cx| {
@@ -388,7 +391,7 @@ fn accumulating_averaging_and_scaling_optimizers_resume_to_the_bit() {
     }
     for (a, b) in g.get_weights().unwrap().iter().zip(&whole.0) {
         let apart = difference_to_scale(a.f32().unwrap(), b.f32().unwrap());
-        assert!(apart < 1e-3, "{apart:.1e}");
+        assert!(apart < 1e-5, "{apart:.1e}");
     }
 }
 

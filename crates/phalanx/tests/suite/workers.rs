@@ -2,6 +2,7 @@
 
 mod data;
 mod differences;
+mod train_steps;
 
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
@@ -10,7 +11,7 @@ use phalanx_testing::peers::thread_peers;
 use std::sync::{Arc, Mutex};
 
 /// Runs `work` as each of several workers with one replica each. Returns the results by rank.
-fn job<T: Send>(
+pub(crate) fn job<T: Send>(
     workers: usize,
     work: impl Fn(usize, MultiWorkerMirroredStrategy) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {

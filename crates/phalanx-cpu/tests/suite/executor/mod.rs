@@ -23,7 +23,8 @@ const MESHES: [Mesh; 6] = [
 struct Cpu;
 
 fn start(mesh: Mesh, isa: Option<Isa>, params: &[ParamSpec]) -> Box<dyn Executor> {
-    let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, fixed: false, isa };
+    let options =
+        CpuOptions { devices: mesh.devices, workers: mesh.workers, isa, ..CpuOptions::default() };
     Box::new(CpuExecutor::new(options, params).expect("starts"))
 }
 

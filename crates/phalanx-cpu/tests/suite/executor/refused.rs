@@ -75,8 +75,8 @@ fn a_program_with_other_optimizer_slots_is_refused() {
 
 #[test]
 fn a_cluster_that_counts_other_devices_is_refused() {
-    let params = [ParamSpec { name: "w".into(), dims: vec![4], trainable: true }];
-    let options = |devices| CpuOptions { devices, workers: 1, fixed: false, isa: None };
+    let params = [ParamSpec { name: "w".into(), dims: vec![4], trainable: true, cut: None }];
+    let options = |devices| CpuOptions { devices, workers: 1, ..CpuOptions::default() };
     let start = |devices: usize, table: &[usize]| {
         let mut cluster = clusters(&[1, 1]).remove(0);
         cluster.devices = table.to_vec();
@@ -95,12 +95,17 @@ fn a_cluster_that_counts_other_devices_is_refused() {
 #[test]
 fn worker_and_weight_counts_that_overflow_are_refused() {
     let half = usize::MAX / 2 + 1;
-    let options = |devices, workers| CpuOptions { devices, workers, fixed: false, isa: None };
+    let options = |devices, workers| CpuOptions { devices, workers, ..CpuOptions::default() };
     for devices in [half, usize::MAX, 1 << 30] {
         let text = CpuExecutor::new(options(devices, 2), &[]).err().expect("refused").to_string();
         assert!(text.contains("workers, received"), "{text}");
     }
-    let spec = |dims: &[usize]| ParamSpec { name: "w".into(), dims: dims.into(), trainable: true };
+    let spec = |dims: &[usize]| ParamSpec {
+        name: "w".into(),
+        dims: dims.into(),
+        trainable: true,
+        cut: None,
+    };
     for params in [vec![spec(&[half, 2])], vec![spec(&[half, 4, 4])], vec![spec(&[half]); 2]] {
         let error = CpuExecutor::new(options(1, 1), &params).err().expect("refused");
         assert!(matches!(error, ExecError::Memory { .. }), "{error}");

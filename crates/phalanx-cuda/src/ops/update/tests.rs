@@ -67,6 +67,7 @@ fn check(seed: Option<u64>, clip: Option<Clip>, steps: &[Option<(f32, Option<f32
     let gradient = |p: &Param| GradientPlan {
         param: p.id,
         sharded: false,
+        value: None,
         operands: None,
         granule: 1,
         l1: p.penalty.0,

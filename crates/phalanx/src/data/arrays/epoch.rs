@@ -2,8 +2,8 @@
 
 use super::Arrays;
 use crate::data::{
-    Dataset, Epoch, HostBatch, IndexBatch, IndexBatches, LocalShard, Samples, local_positions,
-    next_batch, reserve_slots,
+    Dataset, Epoch, External, HostBatch, IndexBatch, IndexBatches, LocalShard, Samples,
+    local_positions, next_batch, reserve_slots,
 };
 use crate::error::Result;
 use phalanx_graph::{Data, Tensor};
@@ -92,6 +92,7 @@ impl Rows<'_> {
         match (column, self) {
             (Samples::Tensor(tensor), _) => self.gather_tensor(tensor, slot),
             (Samples::Text(text), _) => self.gather_tensor(text.numbers(), slot),
+            (Samples::External(external), _) => self.gather_external(external, slot),
             (Samples::Pixels(pixels), Rows::InOrder(rows)) => {
                 let width = column.row_len();
                 let Some(to) = slot.f32_mut() else { return };
@@ -102,6 +103,27 @@ impl Rows<'_> {
                 let Some(to) = slot.f32_mut() else { return };
                 for (to, offset) in to.chunks_exact_mut(width).zip(*offsets) {
                     column.read_row(first + *offset as usize, to);
+                }
+            }
+        }
+    }
+
+    fn gather_external(&self, column: &External, slot: &mut Tensor) {
+        let width: usize = column.dims()[1..].iter().product();
+        if let Some(to) = slot.f32_mut() {
+            self.read(width, to, |first, to| column.read_f32(first, to));
+        } else if let Some(to) = slot.i32_mut() {
+            self.read(width, to, |first, to| column.read_i32(first, to));
+        }
+    }
+
+    /// Reads rows of `width` elements with a function that reads consecutive elements.
+    fn read<T>(&self, width: usize, to: &mut [T], read: impl Fn(usize, &mut [T])) {
+        match self {
+            Rows::InOrder(rows) => read(rows.start * width, &mut to[..rows.len() * width]),
+            Rows::Indexed(first, offsets) => {
+                for (to, offset) in to.chunks_exact_mut(width.max(1)).zip(*offsets) {
+                    read((first + *offset as usize) * width, to);
                 }
             }
         }

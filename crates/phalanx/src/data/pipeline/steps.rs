@@ -93,6 +93,7 @@ fn row(column: &Samples, at: usize) -> Tensor {
     let data: Data = match column {
         Samples::Tensor(tensor) => copy(tensor),
         Samples::Text(text) => copy(text.numbers()),
+        Samples::External(external) => copy(&external.copy_rows(at, 1)),
         Samples::Pixels(_) => {
             let mut values = vec![0f32; width];
             column.read_row(at, &mut values);

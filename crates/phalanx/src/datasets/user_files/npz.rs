@@ -234,7 +234,9 @@ fn integers(samples: &Samples) -> Tensor {
             let labels: Vec<i32> = pixels.bytes().iter().map(|b| i32::from(*b)).collect();
             Tensor::new(samples.dims(), labels).expect("one label per byte")
         }
-        Samples::Tensor(_) | Samples::Text(_) => Tensor::clone(&samples.to_tensor()),
+        Samples::Tensor(_) | Samples::Text(_) | Samples::External(_) => {
+            Tensor::clone(&samples.to_tensor())
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The session of a training step that a program describes itself.
 
+use super::objective::TestReport;
 use super::programs::BuiltStep;
 use super::train_state::{OptimizerCounters, checked_rate};
 use super::{BatchChecks, BatchOrigin, Declared, Objective, Session, StepKind, Tracked, indices};
@@ -14,22 +15,25 @@ use phalanx_graph::ParamId;
 use std::sync::Arc;
 
 impl Session {
-    /// The session of a step that a program describes itself. `built` is its training step.
+    /// The session of a step that a program describes itself, of which the training step was built, and what evaluation
+    /// runs, if that is another function.
     pub(crate) fn custom(
         def: Arc<Definition>,
         mut custom: CustomStep,
-        built: BuiltCustomStep,
+        (built, tested): (BuiltCustomStep, Option<BuiltCustomStep>),
         strategy: MultiWorkerMirroredStrategy,
         seed: u64,
     ) -> Result<Session> {
-        let BuiltCustomStep { step, weights, constants, scaling, recorded } = built;
+        let BuiltCustomStep { step, weights, constants, scaling, recorded, .. } = built;
         let last = recorded.phases.len() - 1;
         let main = recorded.phases[recorded.main.unwrap_or(last)].optimizer;
         let taken = custom.optimizers[main].optimizer.take();
         let optimizer = taken.expect("a step that was just built has its optimizers");
         let tracked = |(metric, state_len, _)| Tracked { metric, weighted: false, state_len };
         let metrics = vec![recorded.metrics.into_iter().map(tracked).collect()];
-        let class = |i: usize| recorded.labels.iter().find(|(target, ..)| *target == i);
+        let labels = tested.iter().flat_map(|tested| &tested.recorded.labels);
+        let labels = recorded.labels.iter().chain(labels);
+        let class = |i: usize| labels.clone().find(|(target, ..)| *target == i);
         let targets = 0..custom.targets.len();
         let checks = BatchChecks {
             def: def.clone(),
@@ -47,15 +51,23 @@ impl Session {
         // Workers and resumed runs must have the same step.
         let mut digest = Digest::default();
         digest.bytes(step.to_string().as_bytes());
+        if let Some(tested) = &tested {
+            digest.bytes(tested.step.to_string().as_bytes());
+        }
         let described = [("step".to_string(), format!("{:016x}", digest.end()).into())];
+        let test = tested.map(|tested| TestReport {
+            loss_weights: vec![1.0; tested.recorded.phases.len()],
+            metrics: tested.recorded.metrics.into_iter().map(tracked).collect(),
+        });
         let objective = Objective {
             optimizer,
             losses: vec![],
-            loss_weights: vec![1.0; custom.losses.len()],
+            loss_weights: vec![1.0; recorded.phases.len()],
             metrics,
             described: described.into_iter().collect(),
             output_names: vec![],
             custom: Some(custom),
+            test,
         };
         objective.check_names()?;
         let optimizers = objective.custom.iter().flat_map(|custom| &custom.optimizers);
@@ -77,7 +89,8 @@ impl Session {
         let Some(custom) = &self.objective.custom else { return };
         let metrics: usize = self.objective.metrics.iter().map(Vec::len).sum();
         // Behind losses, penalty and metrics the step fetches whether the gradients of scaled losses are finite.
-        let mut fetched = self.results.fetched.iter().skip(custom.losses.len() + 1 + metrics);
+        let mut fetched =
+            self.results.fetched.iter().skip(custom.losses(StepKind::Train).len() + 1 + metrics);
         for update in &custom.updates {
             let finite = match update.scaled {
                 true => fetched.next().is_some_and(|values| values.first() == Some(&1.0)),

@@ -3,11 +3,13 @@
 use super::Session;
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, ModelWeight, WeightStore, lock};
-use crate::model::update_graph::UpdateState;
+use crate::model::Definition;
+use crate::model::update_graph::{self, UpdateState};
 use phalanx_distributed::warnings::warning;
 use phalanx_exec::{Executor, StateId};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::{ParamId, ParamSpec};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// The executor of a compiled model, shared by the parts of its session.
@@ -29,6 +31,11 @@ struct BoundLayer {
     seen: Option<u64>,
 }
 
+/// The name of a weight, `layer/weight`.
+fn full_name(weight: &ModelWeight) -> String {
+    format!("{}/{}", weight.layer_name, weight.layer.weights()[weight.index].spec.name)
+}
+
 /// The weights of a model on its devices.
 pub(crate) struct DeviceWeights {
     executor: SharedExecutor,
@@ -36,6 +43,8 @@ pub(crate) struct DeviceWeights {
     store: Arc<dyn WeightStore>,
     /// In the order of the model.
     pub all: Vec<ModelWeight>,
+    /// Positions in `all` by name, `layer/weight`.
+    by_name: HashMap<String, usize>,
     layers: Vec<BoundLayer>,
     /// The weights that the optimizer updates, as `trainable` was when the model was compiled.
     trained: Vec<ParamId>,
@@ -68,8 +77,31 @@ impl DeviceWeights {
         }
         let store: Arc<dyn WeightStore> = Arc::new(SessionWeights(executor.clone()));
         let (loss_scale, update) = optimizer_state;
-        let params = params.to_vec();
-        DeviceWeights { executor, store, all: weights, layers, trained, params, loss_scale, update }
+        let mut by_name = HashMap::new();
+        for (at, weight) in weights.iter().enumerate() {
+            by_name.entry(full_name(weight)).or_insert(at);
+        }
+        DeviceWeights {
+            executor,
+            store,
+            all: weights,
+            by_name,
+            layers,
+            trained,
+            params: params.to_vec(),
+            loss_scale,
+            update,
+        }
+    }
+
+    /// The parameters of the executor, of which the weights are some.
+    pub fn specs(&self) -> &[ParamSpec] {
+        &self.params
+    }
+
+    /// The weights with their paths in Keras.
+    pub fn paths(&self, def: &Definition) -> Vec<(ParamId, String)> {
+        paths(def, &self.all)
     }
 
     /// The weights that the optimizer updates.
@@ -143,9 +175,7 @@ impl DeviceWeights {
 
     /// Names as `layer/weight`.
     pub fn names(&self) -> Vec<String> {
-        let full =
-            |w: &ModelWeight| format!("{}/{}", w.layer_name, w.layer.weights()[w.index].spec.name);
-        self.all.iter().map(full).collect()
+        self.all.iter().map(full_name).collect()
     }
 
     /// Every weight with its name and dimensions, once.
@@ -162,9 +192,8 @@ impl DeviceWeights {
 
     /// The index of a weight.
     fn position(&self, name: &str) -> Result<usize> {
-        let names = self.names();
-        let at = names.iter().position(|n| n == name);
-        at.ok_or_else(|| Error::Unknown { kind: "weight", name: name.into(), known: names })
+        let unknown = || Error::Unknown { kind: "weight", name: name.into(), known: self.names() };
+        self.by_name.get(name).copied().ok_or_else(unknown)
     }
 
     /// A weight by name.
@@ -212,6 +241,12 @@ impl DeviceWeights {
         }
         Ok(())
     }
+}
+
+/// Weights with their paths in Keras.
+pub(super) fn paths(def: &Definition, weights: &[ModelWeight]) -> Vec<(ParamId, String)> {
+    let path = |w: &ModelWeight| (w.param, update_graph::path(def, &w.layer_name, w));
+    weights.iter().map(path).collect()
 }
 
 impl Session {

@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::layer::{InputSizes, Lowering, ModelWeight, lock};
 use crate::optimizers::Optimizer;
 use crate::schedules::LearningRate;
-use crate::strategy::{Backend, MirroredStrategy};
+use crate::strategy::{Backend, LayoutMap, MirroredStrategy, Recompute, Shard};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
 use phalanx_distributed::launch::is_first_worker;
@@ -58,12 +58,16 @@ pub(crate) struct Placement {
     pub backend: Arc<dyn Backend>,
     /// As requested; the backend may store wider numbers.
     pub policy: Policy,
+    /// The axis of each parameter that the devices of a replica divide, if there is one.
+    pub cuts: Vec<Option<usize>>,
+    /// Whether the backward pass computes activations again, and in how many segments.
+    pub recompute: (Recompute, usize),
     /// Whether a warning said that memory is short.
     pub memory_warned: bool,
 }
 
 impl Placement {
-    fn new(strategy: &MirroredStrategy, of_layers: Policy) -> Placement {
+    fn new(strategy: &MirroredStrategy, of_layers: Policy, params: &[ParamSpec]) -> Placement {
         let requested = strategy.requested_policy();
         if requested.is_none() && is_first_worker() {
             let backend = strategy.backend();
@@ -79,6 +83,11 @@ impl Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
             backend: strategy.backend().clone(),
             policy: requested.unwrap_or(of_layers),
+            cuts: params.iter().map(|spec| spec.cut).collect(),
+            recompute: match strategy.requested_recompute() {
+                Recompute::Segments(segments) => (Recompute::Segments(segments), segments),
+                other => (other, 0),
+            },
             memory_warned: false,
         }
     }
@@ -136,6 +145,21 @@ fn lower(
     Ok(Lowered { low, outputs, scaling, state })
 }
 
+/// Fails if the state that `shard` divides is not updated element by element.
+fn check_shard(objective: &Objective, shard: Shard) -> Result<()> {
+    let of_phases = objective.custom.as_ref().is_some_and(|custom| !custom.updates.is_empty());
+    let received = match (shard, of_phases) {
+        (Shard::None, _) => return Ok(()),
+        (_, true) => "a step of several phases".to_string(),
+        (_, false) if objective.optimizer.updates_whole_weights() => {
+            objective.optimizer.class_name().to_string()
+        }
+        (_, false) => return Ok(()),
+    };
+    let expected = "an optimizer that updates weights element by element, to divide its state";
+    Err(Error::argument("compile", "shard", expected, received))
+}
+
 impl Session {
     /// Lowers the model once. That lowering declares the parameters and becomes the training step or,
     /// for a model without losses, the prediction step. If sizes are open, it has examples of them, and steps are built
@@ -171,8 +195,16 @@ impl Session {
             stateful_layer: None,
         };
         let custom = None;
-        let objective =
-            Objective { optimizer, losses, loss_weights, metrics, described, output_names, custom };
+        let objective = Objective {
+            optimizer,
+            losses,
+            loss_weights,
+            metrics,
+            described,
+            output_names,
+            custom,
+            test: None,
+        };
         let declared = Declared {
             params: graph.params().to_vec(),
             weights: lowered.low.weights.clone(),
@@ -194,12 +226,16 @@ impl Session {
         strategy: MultiWorkerMirroredStrategy,
         seed: u64,
     ) -> Result<Session> {
-        let Declared { params, weights, constants, scaling, update } = declared;
+        let Declared { mut params, weights, constants, scaling, update } = declared;
+        if let Some(layout) = strategy.local().layout() {
+            layout.cut(&mut params, &device_weights::paths(&checks.def, &weights))?;
+        }
+        check_shard(&objective, strategy.local().requested_shard())?;
         let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(&params)?));
         let deterministic = lock(&executor).mesh().fixed;
         let mut state = TrainState::new(seed, &*objective.optimizer, deterministic);
         state.loss_scale = state.loss_scale.filter(|_| scaling.is_some());
-        let running = objective.tally();
+        let running = objective.tally(StepKind::Train);
         let weights = DeviceWeights::new(executor.clone(), weights, &params, (scaling, update));
         for (param, values) in weights.update.iter().flat_map(UpdateState::initial_values) {
             lock(&executor).set_param(param, &values)?;
@@ -215,7 +251,7 @@ impl Session {
             def: checks.def.clone(),
             objective,
             checks,
-            placement: Placement::new(strategy.local(), policy),
+            placement: Placement::new(strategy.local(), policy, &params),
             workers: Workers(strategy.cluster().cloned()),
             state,
             weights,
@@ -245,6 +281,7 @@ impl Session {
             false => StepKind::Predict,
         };
         let step = self.finish_step(kind, lowered)?;
+        self.check_division(&step.step)?;
         if !open {
             shape.steps.set(kind, step);
             self.add_only_shape(shape);
@@ -252,9 +289,21 @@ impl Session {
         Ok(())
     }
 
+    /// Fails if the devices of a replica cannot divide a step.
+    fn check_division(&self, step: &Step) -> Result<()> {
+        let parts = self.mesh().model;
+        if parts > 1 {
+            let mut step = step.clone();
+            step.graph.set_cuts(&self.placement.cuts);
+            phalanx_graph::passes::partition(step, parts)?;
+        }
+        Ok(())
+    }
+
     /// Loads the step that projects constrained weights, if any.
     fn load_constraints(&mut self, constraints: Option<Step>) -> Result<()> {
-        if let Some(step) = constraints {
+        if let Some(mut step) = constraints {
+            step.graph.set_cuts(&self.placement.cuts);
             let program = Program::compile(step, self.options(1))?;
             self.shapes.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
         }
@@ -329,8 +378,8 @@ impl Session {
         let mesh = (self.mesh().fixed, max_batch);
         if let Some(custom) = &self.objective.custom {
             let main = Some(&*self.objective.optimizer);
-            let step = custom.build(kind, main, mesh)?.step;
-            return Ok(BuiltStep { step, constants: vec![] });
+            let built = custom.build(kind, main, mesh)?;
+            return Ok(BuiltStep { step: built.step, constants: built.fed_constants });
         }
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
         let optimizer = &*self.objective.optimizer;
@@ -344,7 +393,7 @@ impl Session {
         let step = match kind {
             StepKind::Train => steps::train(lowered, &self.objective)?,
             StepKind::Test => steps::test(lowered, &self.objective)?,
-            StepKind::Predict => steps::predict(lowered),
+            StepKind::Predict => steps::predict(lowered)?,
             StepKind::Gradients => steps::gradients(lowered, &self.objective)?,
         };
         Ok(BuiltStep { step, constants })
@@ -357,7 +406,8 @@ impl Session {
 
     /// What programs for the session's own devices are compiled for.
     fn options(&self, max_batch: usize) -> Options {
-        self.placement.backend.options(self.mesh(), self.placement.policy, max_batch)
+        let Placement { backend, policy, recompute, .. } = &self.placement;
+        Options { recompute: recompute.1, ..backend.options(self.mesh(), *policy, max_batch) }
     }
 
     /// The program of a step as other devices would run it.
@@ -368,15 +418,38 @@ impl Session {
         mesh: Mesh,
         backend: &dyn Backend,
     ) -> Result<Program> {
-        let options = backend.options(mesh, self.placement.policy, batch);
+        self.program_cut(step, batch, (mesh, backend), &self.placement.cuts)
+    }
+
+    /// The same with parameters that are divided otherwise.
+    pub(super) fn program_cut(
+        &self,
+        step: ShapedStep,
+        batch: usize,
+        (mesh, backend): (Mesh, &dyn Backend),
+        cuts: &[Option<usize>],
+    ) -> Result<Program> {
+        let (policy, recompute) = (self.placement.policy, self.placement.recompute.1);
+        let options = Options { recompute, ..backend.options(mesh, policy, batch) };
         let build = |max_batch| self.build(step, max_batch);
-        self.shapes.get(step.shape).steps.compile(step.kind, options, build)
+        self.shapes.get(step.shape).steps.compile(step.kind, (options, cuts), build)
+    }
+
+    /// The axis of each parameter that a layout divides.
+    pub(super) fn cuts_of(&self, layout: Option<&LayoutMap>) -> Result<Vec<Option<usize>>> {
+        let mut params = self.weights.specs().to_vec();
+        params.iter_mut().for_each(|spec| spec.cut = None);
+        if let Some(layout) = layout {
+            layout.cut(&mut params, &self.weights.paths(&self.def))?;
+        }
+        Ok(params.iter().map(|spec| spec.cut).collect())
     }
 
     /// The program of a step for a batch of this size, as it would run.
     pub(crate) fn program(&self, step: ShapedStep, max_batch: usize) -> Result<Arc<Program>> {
         let (steps, options) = (&self.shapes.get(step.shape).steps, self.options(max_batch));
-        steps.program(step.kind, options, |max_batch| self.build(step, max_batch))
+        let cuts = &self.placement.cuts;
+        steps.program(step.kind, (options, cuts), |max_batch| self.build(step, max_batch))
     }
 
     /// The loaded program of a step for batches of this size, if there is one.
@@ -395,11 +468,22 @@ impl Session {
         if let Some(id) = self.loaded(step, batch) {
             return Ok(id);
         }
-        let program = self.program(step, batch)?;
+        let mut program = self.program(step, batch)?;
+        if let Some(limit) = self.placement.backend.memory_limit()
+            && let Some(smaller) = self.recompute_to_fit(&program, step, batch, limit.total)?
+        {
+            program = smaller;
+        }
         self.check_memory(&program, step, batch)?;
         let mut loaded = lock(&self.executor).load(program.clone());
         if matches!(loaded, Err(ExecError::Memory { .. })) && self.evict_all() {
             loaded = lock(&self.executor).load(program.clone());
+        }
+        if let Err(ExecError::Memory { available: Some(available), .. }) = &loaded
+            && let Some(smaller) = self.recompute_to_fit(&program, step, batch, *available)?
+        {
+            loaded = lock(&self.executor).load(smaller.clone());
+            program = smaller;
         }
         let id = loaded.map_err(|e| self.explain_out_of_memory(e, step, batch))?;
         let loaded = LoadedProgram { id, max_batch: batch, fetches: program.fetches().to_vec() };

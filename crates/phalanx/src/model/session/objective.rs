@@ -1,6 +1,6 @@
 //! What a model is trained for: optimizer, losses and metrics.
 
-use super::{Tally, TrainState};
+use super::{StepKind, Tally, TrainState};
 use crate::error::{Error, Result};
 use crate::losses::{Loss, Reduction};
 use crate::metrics::{self, Metric};
@@ -12,7 +12,7 @@ use crate::schedules::LearningRate;
 use crate::train_step::{CustomStep, Update};
 use phalanx_graph::Type;
 use serde_json::{Map, Value};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// A metric, whether the sample weights count in it, and the length of its state.
 pub(crate) struct Tracked {
@@ -36,6 +36,13 @@ pub(crate) struct Objective {
     pub output_names: Vec<String>,
     /// The step that a program describes itself, in place of losses.
     pub custom: Option<CustomStep>,
+    pub test: Option<TestReport>,
+}
+
+/// What the evaluation of a custom step reports, if it runs another function than the training step.
+pub(crate) struct TestReport {
+    pub loss_weights: Vec<f64>,
+    pub metrics: Vec<Tracked>,
 }
 
 /// Finds metrics by name and checks all of them; `targets` and `outputs` are the types they compare.
@@ -121,22 +128,40 @@ impl Objective {
         Ok(())
     }
 
-    /// A tally of nothing.
-    pub fn tally(&self) -> Tally {
-        let states = self.metrics.iter().flatten().map(|m| m.state_len);
-        Tally::new(self.loss_weights.len(), states)
+    /// What evaluation reports, if a step of this kind reports something else than training.
+    fn own_test(&self, kind: StepKind) -> Option<&TestReport> {
+        self.test.as_ref().filter(|_| kind == StepKind::Test)
     }
 
-    /// Loss and metrics under the names that Keras reports.
-    pub fn logs(&self, tally: &Tally) -> Logs {
+    /// The metrics that a step of a kind reports.
+    fn metrics(&self, kind: StepKind) -> impl Iterator<Item = &Tracked> {
+        let own = self.own_test(kind);
+        let others = self.metrics.iter().filter(move |_| own.is_none()).flatten();
+        own.into_iter().flat_map(|test| &test.metrics).chain(others)
+    }
+
+    /// The weights of the losses that a step of a kind reports.
+    pub fn loss_weights(&self, kind: StepKind) -> &[f64] {
+        self.own_test(kind).map_or(&self.loss_weights, |test| &test.loss_weights)
+    }
+
+    /// A tally of no steps of a kind.
+    pub fn tally(&self, kind: StepKind) -> Tally {
+        let states = self.metrics(kind).map(|m| m.state_len);
+        Tally::new(self.loss_weights(kind).len(), states)
+    }
+
+    /// Loss and metrics of steps of a kind under the names that Keras reports.
+    pub fn logs(&self, kind: StepKind, tally: &Tally) -> Logs {
         let mut logs = Logs::default();
         if let Some(custom) = &self.custom {
-            let several = custom.losses.len() > 1;
-            for (i, name) in custom.losses.iter().enumerate() {
+            let losses = custom.losses(kind);
+            let several = losses.len() > 1;
+            for (i, name) in losses.iter().enumerate() {
                 let loss = if several { tally.output_loss(i) } else { tally.loss() };
                 logs.push(name.clone(), loss);
             }
-            let metrics = self.metrics.iter().flatten().zip(tally.metric_states());
+            let metrics = self.metrics(kind).zip(tally.metric_states());
             metrics.for_each(|(m, state)| logs.push(m.metric.name(), m.metric.result(state)));
             return logs;
         }
@@ -147,42 +172,67 @@ impl Objective {
                 logs.push(format!("{name}_loss"), tally.output_loss(i));
             }
         }
-        let mut states = tally.metric_states();
-        for (output, metrics) in self.output_names.iter().zip(&self.metrics) {
-            for Tracked { metric, .. } in metrics {
-                let Some(state) = states.next() else { break };
-                let name = match several {
-                    true => format!("{output}_{}", metric.name()),
-                    false => metric.name().to_string(),
-                };
-                logs.push(name, metric.result(state));
-            }
+        let metrics = self.metrics.iter().flatten().zip(self.metric_names());
+        for ((tracked, name), state) in metrics.zip(tally.metric_states()) {
+            logs.push(name, tracked.metric.result(state));
         }
         logs
     }
 
-    /// Fails if two losses or metrics have the same name: they would be one series of the history.
+    /// The names under which Keras reports the metrics, in their order here. Keras names all metrics before all weighted
+    /// ones. A weighted metric of a taken name is `weighted_NAME`; any other taken name gets a number.
+    fn metric_names(&self) -> Vec<String> {
+        let several = self.losses.len() > 1;
+        let of_output = |output: usize, name: &str| match self.output_names.get(output) {
+            Some(prefix) if several => format!("{prefix}_{name}"),
+            _ => name.to_string(),
+        };
+        let outputs = self.metrics.iter().enumerate();
+        let all: Vec<(usize, &Tracked)> =
+            outputs.flat_map(|(i, list)| list.iter().map(move |metric| (i, metric))).collect();
+        let mut names = vec![String::new(); all.len()];
+        let mut taken: HashMap<String, usize> = HashMap::new();
+        for weighted in [false, true] {
+            for (at, (output, tracked)) in all.iter().enumerate() {
+                if tracked.weighted != weighted {
+                    continue;
+                }
+                let mut name = of_output(*output, tracked.metric.name());
+                if weighted && taken.contains_key(&name) {
+                    name = of_output(*output, &format!("weighted_{}", tracked.metric.name()));
+                }
+                let count = taken.entry(name.clone()).or_default();
+                names[at] = if *count == 0 { name } else { format!("{name}_{count}") };
+                *count += 1;
+            }
+        }
+        names
+    }
+
+    /// Fails if losses and metrics have the same name: they would be one series of the history.
     pub fn check_names(&self) -> Result<()> {
-        let mut seen = HashSet::new();
-        for (name, _) in self.logs(&self.tally()) {
-            if !seen.insert(name.clone()) {
-                let expected = "each name once (rename one with named(...))";
-                return Err(Error::argument("compile", "losses and metrics", expected, name));
+        for kind in [StepKind::Train, StepKind::Test] {
+            let mut seen = HashSet::new();
+            for (name, _) in self.logs(kind, &self.tally(kind)) {
+                if !seen.insert(name.clone()) {
+                    let expected = "each name once (rename one with named(...))";
+                    return Err(Error::argument("compile", "losses and metrics", expected, name));
+                }
             }
         }
         Ok(())
     }
 
-    /// What each output's weighted loss sum over `rows` samples is divided by. `total_weight` is the
+    /// What each weighted loss sum over `rows` samples is divided by in a step of a kind. `total_weight` is the
     /// sum of the sample weights; only some reductions need it.
-    pub fn divisors(&self, rows: usize, total_weight: f64) -> Vec<f64> {
+    pub fn divisors(&self, kind: StepKind, rows: usize, total_weight: f64) -> Vec<f64> {
         let divisor = |reduction: Reduction| match reduction {
             Reduction::SumOverBatchSize => rows as f64,
             Reduction::Sum => 1.0,
             Reduction::MeanWithSampleWeight => total_weight,
         };
         match &self.custom {
-            Some(custom) => vec![rows as f64; custom.losses.len()],
+            Some(_) => vec![rows as f64; self.loss_weights(kind).len()],
             None => self.losses.iter().map(|loss| divisor(loss.reduction())).collect(),
         }
     }

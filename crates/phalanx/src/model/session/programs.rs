@@ -49,18 +49,18 @@ impl StepCache {
         self.steps[kind as usize].get().map_or(&[], |built| &built.constants)
     }
 
-    /// The program of a step. `build` builds the step for a largest batch if this is its first use.
+    /// The program of a step, whose parameters are divided along `cuts`. `build` builds the step for a largest batch if this is its first use.
     pub(super) fn program(
         &self,
         kind: StepKind,
-        options: Options,
+        (options, cuts): (Options, &[Option<usize>]),
         build: impl Fn(usize) -> Result<BuiltStep>,
     ) -> Result<Arc<Program>> {
         let known = |(k, o, _): &&(StepKind, Options, _)| *k == kind && *o == options;
         if let Some((.., program)) = self.programs.borrow().iter().find(known) {
             return Ok(program.clone());
         }
-        let program = Arc::new(self.compile(kind, options, build)?);
+        let program = Arc::new(self.compile(kind, (options, cuts), build)?);
         let mut programs = self.programs.borrow_mut();
         if programs.len() == MAX_PROGRAMS {
             programs.remove(0);
@@ -73,7 +73,7 @@ impl StepCache {
     pub(super) fn compile(
         &self,
         kind: StepKind,
-        options: Options,
+        (options, cuts): (Options, &[Option<usize>]),
         build: impl Fn(usize) -> Result<BuiltStep>,
     ) -> Result<Program> {
         let cell = &self.steps[kind as usize];
@@ -84,11 +84,12 @@ impl StepCache {
                 cell.get_or_init(|| built)
             }
         };
-        let step = match built.step.graph.batch_limit() {
+        let mut step = match built.step.graph.batch_limit() {
             // Its shapes depend on the largest batch.
             Some(rows) if rows != options.max_batch => build(options.max_batch)?.step,
             _ => built.step.clone(),
         };
+        step.graph.set_cuts(cuts);
         Ok(Program::compile(step, options)?)
     }
 }
@@ -159,7 +160,7 @@ mod tests {
                 built.set(built.get() + 1);
                 Ok(BuiltStep { step: Step::new("nothing", Graph::new()), constants: vec![] })
             };
-            cache.program(kind, Options::new(Mesh::new(1, 1), batch), build).unwrap()
+            cache.program(kind, (Options::new(Mesh::new(1, 1), batch), &[]), build).unwrap()
         };
         let first = program(StepKind::Train, 8);
         assert!(Arc::ptr_eq(&first, &program(StepKind::Train, 8)));
@@ -186,7 +187,7 @@ mod tests {
                 Ok(BuiltStep { step: Step::new("table", graph), constants: vec![] })
             };
             let options = Options::new(Mesh::new(1, 1), batch);
-            cache.program(StepKind::Train, options, build).unwrap()
+            cache.program(StepKind::Train, (options, &[]), build).unwrap()
         };
         for batch in [8, 3, 8, 9, 3, 9] {
             program(batch);

@@ -42,6 +42,7 @@ pub(crate) struct ResidentTable {
 
 /// Steps in flight.
 pub(crate) struct StepsInFlight {
+    step: ShapedStep,
     training: bool,
     /// The rows of each, and what its loss sums are divided by.
     steps: Vec<(usize, Vec<f64>)>,
@@ -159,7 +160,7 @@ impl Session {
             true => rows.iter().map(weight).sum(),
             false => 0.0,
         };
-        self.objective.divisors(rows.len(), total)
+        self.objective.divisors(StepKind::Train, rows.len(), total)
     }
 
     /// The optimizer's scalars after `updates` more updates, or the numbers of an update of whole weights.
@@ -216,7 +217,7 @@ impl Session {
         let inputs: Vec<StepInput<'_>> = (0..batches.len()).map(input).collect();
         let started = self.with_resident_data(|on| on.start_steps(program, table.id, &inputs));
         started.map_err(|e| self.explain_out_of_memory(e, step, rows))?;
-        Ok(StepsInFlight { training, steps })
+        Ok(StepsInFlight { step, training, steps })
     }
 
     /// Waits for steps and adds their losses and metrics to the tally. Returns the loss of each.
@@ -228,11 +229,13 @@ impl Session {
         let mut fetched = vec![];
         self.with_resident_data(|on| on.finish_steps(&mut fetched))?;
         let mut losses = Vec::with_capacity(fetched.len());
+        let weights = self.objective.loss_weights(started.step.kind).to_vec();
         for (values, (rows, divisors)) in fetched.into_iter().zip(&started.steps) {
+            self.check_integers(started.step, &values)?;
             if started.training && self.state.advance(values.last().map(Vec::as_slice)) {
                 self.state.updates += 1;
             }
-            losses.push(tally.add(&values, &self.objective.loss_weights, *rows, divisors));
+            losses.push(tally.add(&values, &weights, *rows, divisors));
         }
         Ok(losses)
     }

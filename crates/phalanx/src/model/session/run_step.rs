@@ -5,7 +5,7 @@ use super::shapes::BatchShape;
 use super::{Accumulation, Session, ShapedStep, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
-use crate::layer::lock;
+use crate::layer::{check_fetched, is_integer_check, lock};
 use crate::model::{Logs, steps};
 use phalanx_exec::{Batch, ExecError, Executor, FeedData};
 use phalanx_graph::program::FetchPlan;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct StepInFlight {
     rows: usize,
+    /// The step, unless the batch has no rows.
+    step: Option<ShapedStep>,
     training: bool,
     /// Whether it updates the weights.
     updates: bool,
@@ -46,10 +48,10 @@ impl Session {
         batch: &HostBatch,
         accumulation: Option<Accumulation>,
     ) -> Result<Logs> {
-        let mut tally = self.objective.tally();
+        let mut tally = self.objective.tally(kind);
         self.run(kind, batch, accumulation, &mut tally)?;
         self.results.running.merge(&tally);
-        Ok(self.objective.logs(&tally))
+        Ok(self.objective.logs(kind, &tally))
     }
 
     /// Hands in the batch of the next step while another step may be in flight. Returns false if its program is not loaded
@@ -125,7 +127,8 @@ impl Session {
             executor.start(id, &step)
         })?;
         let updates = training && accumulate.is_none_or(|a| a.apply.is_some());
-        Ok(StepInFlight { rows: batch.rows, training, updates, accumulated, divisors })
+        let (rows, step) = (batch.rows, Some(shaped));
+        Ok(StepInFlight { rows, step, training, updates, accumulated, divisors })
     }
 
     /// Waits for the step that was started and adds its losses and metrics to the tally. Returns the
@@ -135,6 +138,9 @@ impl Session {
             return Ok(0.0);
         }
         lock(&self.executor).finish(&mut self.results.fetched)?;
+        if let Some(step) = started.step {
+            self.check_integers(step, &self.results.fetched)?;
+        }
         let scale = self.results.fetched.last().map(Vec::as_slice);
         let counts = !started.training || self.state.advance(scale);
         if started.training {
@@ -143,7 +149,8 @@ impl Session {
         if let Some(accumulated) = started.accumulated.filter(|_| counts) {
             self.state.set_accumulated(accumulated);
         }
-        let weights = &self.objective.loss_weights;
+        let kind = started.step.map_or(StepKind::Train, |step| step.kind);
+        let weights = self.objective.loss_weights(kind);
         let loss = tally.add(&self.results.fetched, weights, started.rows, &started.divisors);
         if started.updates && counts {
             self.state.updates += 1;
@@ -164,12 +171,13 @@ impl Session {
         call: impl FnOnce(&mut dyn Executor, &[FeedData<'_>]) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>> {
         let constants = self.shapes.get(step.shape).steps.constants(step.kind);
-        let divisors = self.divisors(batch)?;
+        let divisors = self.divisors(step.kind, batch)?;
         let rows = self.local_rows(batch)?;
         let mut scales = inverted(&divisors);
         let mut scalars = vec![];
-        if self.objective.custom.is_some() {
-            scales.truncate(1);
+        let is_custom = self.objective.custom.is_some();
+        if is_custom {
+            scales = inverted(&[batch.rows as f64]);
             if step.kind != StepKind::Test {
                 scalars = self.objective.update_numbers(&self.state);
             }
@@ -177,11 +185,17 @@ impl Session {
         let mut feeds: Vec<FeedData<'_>> =
             Vec::with_capacity(batch.inputs.len() + constants.len() + 4);
         feeds.extend(batch.inputs.iter().map(|t| feed(t, &rows)));
-        feeds.extend(constants.iter().map(|values| FeedData::F32(values)));
+        let constants = constants.iter().map(|values| FeedData::F32(values));
+        if !is_custom {
+            feeds.extend(constants.clone());
+        }
         feeds.extend(batch.targets.iter().map(|t| feed(t, &rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[rows]));
         feeds.extend(scales.chunks(1).chain(numbers.chunks(1)).map(FeedData::F32));
         feeds.extend(scalars.iter().map(|values| FeedData::F32(values)));
+        if is_custom {
+            feeds.extend(constants);
+        }
         let done = call(&mut **lock(&self.executor), &feeds);
         done.map_err(|e| self.explain_out_of_memory(e, step, batch.rows))?;
         Ok(divisors)
@@ -198,12 +212,23 @@ impl Session {
             executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
         })?;
         lock(&self.executor).finish(&mut self.results.fetched)?;
+        self.check_integers(shaped, &self.results.fetched)?;
         let loaded = &self.shapes.get(shape).loaded;
         let fetches = loaded.of(StepKind::Gradients).flat_map(|p| &p.fetches);
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
-        fetches.zip(&self.results.fetched).map(tensor).collect()
+        let all = fetches.zip(&self.results.fetched);
+        all.filter(|(plan, _)| !is_integer_check(&plan.name)).map(tensor).collect()
+    }
+
+    /// Fails if ops of a step have computed with integers that are not exact as floats.
+    pub(super) fn check_integers(&self, step: ShapedStep, fetched: &[Vec<f32>]) -> Result<()> {
+        let Some(program) = self.shapes.get(step.shape).loaded.of(step.kind).next() else {
+            return Ok(());
+        };
+        let names = program.fetches.iter().map(|plan| plan.name.as_str());
+        check_fetched(names.zip(fetched.iter().map(Vec::as_slice)))
     }
 
     /// Updates the trained weights with gradients by their names, which must be all of them.
@@ -274,16 +299,17 @@ impl Session {
         let step = Batch { rows, feeds, seed, ..Batch::default() };
         let done = lock(&self.executor).run(id, &step, &mut self.results.fetched);
         done.map_err(|e| self.explain_out_of_memory(e, shaped, rows))?;
-        Ok((outputs, &self.results.fetched))
+        self.check_integers(shaped, &self.results.fetched)?;
+        Ok((outputs, &self.results.fetched[..outputs.len()]))
     }
 
-    /// What each output's weighted loss sum is divided by.
-    fn divisors(&self, batch: &HostBatch) -> Result<Vec<f64>> {
+    /// What each weighted loss sum is divided by in a step of a kind.
+    fn divisors(&self, kind: StepKind, batch: &HostBatch) -> Result<Vec<f64>> {
         let total = match self.objective.divides_by_weight() {
             true => self.total_weight(batch)?,
             false => 0.0,
         };
-        Ok(self.objective.divisors(batch.rows, total))
+        Ok(self.objective.divisors(kind, batch.rows, total))
     }
 
     /// The weights of all samples of a batch, added up in their order.

@@ -129,10 +129,11 @@ impl Session {
         }
         let mut facts = vec![("version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
         facts.extend(data.iter().map(|(name, value)| (name.to_string(), value.clone())));
+        let is_custom = self.objective.custom.is_some();
         let session_facts = [
             ("model", format!("{} {}", self.def.name, digest(saving::structure(&self.def)))),
             (
-                "losses and metrics",
+                if is_custom { "training step" } else { "losses and metrics" },
                 digest(Value::Object(self.objective.described.clone()).to_string()),
             ),
             ("seed", self.state.seed.to_string()),
@@ -147,7 +148,11 @@ impl Session {
         let named = |(name, value): (&str, String)| (name.to_string(), value);
         facts.extend(backend_facts.into_iter().map(named));
         facts.extend(session_facts.map(named));
-        let options = self.objective.optimizer.config().into_iter();
+        for other in self.objective.custom.iter().flat_map(|custom| &custom.optimizers) {
+            let class = other.optimizer.as_ref().map(|optimizer| optimizer.class_name());
+            facts.extend(class.map(|class| (format!("optimizer '{}'", other.name), class.into())));
+        }
+        let options = self.objective.optimizer_options().into_iter();
         facts.extend(
             options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
         );

@@ -58,7 +58,7 @@ impl TrainLoop<'_> {
             self.session.checks.origin = BatchOrigin::Data(TRAINING, self.at.taken);
             let loss = match self.nan.policy {
                 OnNan::Skip => self.step_or_undo(batch, accumulation)?,
-                OnNan::Raise | OnNan::Stop => {
+                OnNan::Raise | OnNan::Stop | OnNan::Warn => {
                     let started =
                         self.session.start(StepKind::Train, batch, accumulation, staged)?;
                     self.fetch_ahead(cursor, &mut ahead)?;
@@ -127,18 +127,20 @@ impl TrainLoop<'_> {
 
     /// Shows the last of some steps to callbacks and the progress bar, given the loss of each.
     fn after_steps(&mut self, losses: &[f64]) -> Result<()> {
-        let logs = self.session.objective.logs(&self.tally);
-        let requesting = match self.wants_batch_events() {
-            true => self.call(&logs, |c, v| c.on_batch_end(v))?,
-            false => vec![],
-        };
+        let logs = self.session.objective.logs(StepKind::Train, &self.tally);
+        let requesting = self.call(&logs, |c, v| c.on_batch_end(v))?;
         let broken = losses.iter().position(|loss| !loss.is_finite());
         if let Some(at) = broken.filter(|_| !self.stop) {
-            if self.nan.policy == OnNan::Raise {
-                let step = self.session.state.steps - (losses.len() - 1 - at) as u64;
-                return Err(self.not_finite(losses[at], step)?);
+            let step = self.session.state.steps - (losses.len() - 1 - at) as u64;
+            match self.nan.policy {
+                OnNan::Raise => return Err(self.not_finite(losses[at], step)?),
+                OnNan::Warn => {
+                    if self.nan.warn_now() {
+                        warning!("{}", self.not_finite(losses[at], step)?);
+                    }
+                }
+                OnNan::Stop | OnNan::Skip => self.stop = true,
             }
-            self.stop = true;
         }
         self.progress.step(self.at.batch, &logs);
         if self.stop_requested() {

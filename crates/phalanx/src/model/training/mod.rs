@@ -16,7 +16,7 @@ use super::fit::{Fit, ValidationFreq};
 use super::pass_events::{Hook, PassEvents};
 use super::run_config::{self, RunConfig};
 use super::run_state::{Header, Position, RunState};
-use super::session::{Session, Tally};
+use super::session::{Session, StepKind, Tally};
 use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, HostBatch, format_digest};
@@ -138,9 +138,10 @@ impl<'a> TrainLoop<'a> {
             session.state.set_accumulated((0, 0.0));
         }
         let epoch = fit.initial_epoch;
-        let mut logs = session.objective.logs(&session.objective.tally());
+        let logs_of = |kind| session.objective.logs(kind, &session.objective.tally(kind));
+        let mut logs = logs_of(StepKind::Train);
         if validation.is_some() {
-            logs.extend(logs.clone().prefixed("val_"));
+            logs.extend(logs_of(StepKind::Test).prefixed("val_"));
         }
         let plan = RunPlan {
             epochs: fit.epochs,
@@ -154,7 +155,7 @@ impl<'a> TrainLoop<'a> {
         let (mut callbacks, verbose) = (fit.callbacks, session.workers.verbose(fit.verbose)?);
         callbacks.retain(|c| session.workers.is_chief() || !c.chief_only());
         Ok(TrainLoop {
-            tally: session.objective.tally(),
+            tally: session.objective.tally(StepKind::Train),
             session,
             data: RunData { training: data, validation, fingerprints: OnceCell::new() },
             callbacks,
@@ -212,7 +213,9 @@ impl<'a> TrainLoop<'a> {
             if self.nan.policy == OnNan::Raise && !self.stop {
                 return Err(error);
             }
-            warning!("{error}");
+            if self.nan.warn_now() {
+                warning!("{error}");
+            }
         }
         self.session.finish_training()?;
         self.at.epoch = self.history.epochs.last().copied().unwrap_or(self.at.epoch);
@@ -292,7 +295,7 @@ impl<'a> TrainLoop<'a> {
     fn end_epoch(&mut self) -> Result<Logs> {
         let ran = self.clock.elapsed();
         self.history.add_run_time(ran);
-        let mut logs = self.session.objective.logs(&self.tally);
+        let mut logs = self.session.objective.logs(StepKind::Train, &self.tally);
         let due = self.plan.validation.0.is_due(self.at.epoch);
         if let Some(validation) = self.data.validation.filter(|_| due) {
             let Some(held) = self.validate(validation)? else {
@@ -336,7 +339,7 @@ impl<'a> TrainLoop<'a> {
         if self.plan.requested_steps.is_none() {
             (self.at.pass, self.at.taken) = (self.at.epoch as u64, 0);
         }
-        self.tally = self.session.objective.tally();
+        self.tally = self.session.objective.tally(StepKind::Train);
         self.clock = EpochClock::start(0.0);
     }
 
@@ -347,7 +350,7 @@ impl<'a> TrainLoop<'a> {
         for i in 0..self.callbacks.len() {
             let view = view(self.session, &self.at, &self.plan, &self.history, logs);
             let action = hook(&mut *self.callbacks[i], &view)?;
-            if action == Action::SaveRun {
+            if action.saves_run() {
                 requesting.push(i);
             }
             self.act(action)?;
@@ -356,15 +359,8 @@ impl<'a> TrainLoop<'a> {
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
-        match action {
-            Action::Continue | Action::SaveRun => Ok(()),
-            Action::Stop => {
-                self.stop = true;
-                Ok(())
-            }
-            Action::SetLearningRate(rate) => self.session.set_learning_rate(rate),
-            Action::RestoreWeights(weights) => self.session.weights.write(&weights),
-        }
+        self.stop |= self.session.act(action)?;
+        Ok(())
     }
 
     /// Hands the run's state to the callbacks that asked for it.
@@ -480,6 +476,7 @@ fn view<'a>(
         epoch: at.epoch,
         epochs: plan.epochs,
         step: session.state.steps,
+        iterations: session.state.iterations(),
         batch: at.batch,
         steps_per_epoch: plan.steps,
         logs,

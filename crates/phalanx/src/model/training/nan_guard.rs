@@ -13,6 +13,8 @@ pub enum OnNan {
     Raise,
     /// End the run as a callback would.
     Stop,
+    /// Warn once, naming the step, and go on as Keras does.
+    Warn,
     /// Undo the step, warn, and go on with the next batch. Every step then keeps a copy of the
     /// weights. A long row of such steps ends the run all the same.
     Skip,
@@ -23,11 +25,18 @@ pub enum OnNan {
 pub(super) struct NanGuard {
     pub policy: OnNan,
     undone: u32,
+    /// Whether the run has warned.
+    warned: bool,
 }
 
 impl NanGuard {
     pub fn new(policy: OnNan) -> NanGuard {
-        NanGuard { policy, undone: 0 }
+        NanGuard { policy, undone: 0, warned: false }
+    }
+
+    /// Whether to warn, which happens once.
+    pub fn warn_now(&mut self) -> bool {
+        !std::mem::replace(&mut self.warned, true)
     }
 
     /// Counts a step that was finite.

@@ -1,10 +1,10 @@
 //! Vocabularies in `.keras` files: `assets/<layer's path>/vocabulary.txt`, one term per line.
 
-use super::weights::{Slot, slots};
+use super::weights::{Slot, StoredArrays, slots};
 use crate::error::{Error, Result};
 use crate::layer::Layer;
 use crate::model::Definition;
-use phalanx_hdf5::{File, GroupBuilder, Values};
+use phalanx_hdf5::{GroupBuilder, Values};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -120,16 +120,15 @@ pub(super) fn write_idf_weights(layer: &dyn Layer, path: &str, root: &mut GroupB
 
 /// Reads the weights of terms of a layer, if it has any.
 pub(super) fn read_idf_weights(
-    path: &Path,
-    file: &File,
+    stored: &dyn StoredArrays,
     layer: &dyn Layer,
     at: &str,
 ) -> Result<Option<Vec<f32>>> {
     if !layer.vocabulary().is_some_and(|vocabulary| vocabulary.has_idf_weights()) {
         return Ok(None);
     }
-    let dataset = file.root().dataset(&format!("{at}vars/{IDF_WEIGHTS}")).ok();
-    dataset.map(|dataset| dataset.read_f32().map_err(|e| super::fault(path, e))).transpose()
+    let path = format!("{at}vars/{IDF_WEIGHTS}");
+    stored.shape(&path).map(|_| stored.values(&path)).transpose()
 }
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ fn losses(
     Ok((losses, weights))
 }
 
-fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
+pub(super) fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
     if let Some(name) = value.as_str() {
         return Ok(name.into());
     }
@@ -140,7 +140,7 @@ fn by_name(value: &Value) -> Option<&str> {
     value.as_str().or_else(function)
 }
 
-fn loss(value: &Value) -> Result<LossArgument> {
+pub(super) fn loss(value: &Value) -> Result<LossArgument> {
     if let Some(name) = by_name(value) {
         return Ok(name.into());
     }
@@ -150,7 +150,7 @@ fn loss(value: &Value) -> Result<LossArgument> {
     Ok(loss.into())
 }
 
-fn metric(value: &Value) -> Result<MetricArgument> {
+pub(super) fn metric(value: &Value) -> Result<MetricArgument> {
     if let Some(name) = by_name(value) {
         metrics::check_name(name)?;
         return Ok(name.into());

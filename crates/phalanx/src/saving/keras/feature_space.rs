@@ -6,7 +6,7 @@ use super::assets::{self, Assets, read_idf_weights, set_vocabulary, write_idf_we
 use super::config::layer_object;
 use super::optimizer_order::Keys;
 use super::read::{self, Object, brief, input_type, is_plain_name};
-use super::{ByLayer, PLAIN_NAME, Style, content, fault, whole_config};
+use super::{ByLayer, FileArrays, PLAIN_NAME, Style, content, fault, whole_config};
 use crate::error::{Error, Result};
 use crate::feature_space::{Cross, Feature, FeatureSpace, Preprocessor};
 use crate::layer::{Elements, Layer, LayerHandle};
@@ -174,7 +174,8 @@ impl SpaceFile<'_> {
     /// A layer with the vocabulary of the file.
     fn learned<L: Layer>(&self, name: &str, layer: L, at: &str) -> Result<L> {
         set_vocabulary(self.path, self.assets, &layer, (name, at))?;
-        let weights = read_idf_weights(self.path, self.file, &layer, at)?;
+        let stored = FileArrays { path: self.path, file: self.file };
+        let weights = read_idf_weights(&stored, &layer, at)?;
         if let (Some(vocabulary), Some(weights)) = (layer.vocabulary(), weights) {
             vocabulary.set_idf_weights(weights);
         }

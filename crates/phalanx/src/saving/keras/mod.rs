@@ -9,6 +9,7 @@ mod graph;
 mod optimizer_order;
 mod order;
 mod read;
+mod unsupported;
 mod weights;
 
 pub(super) use assets::{Assets, set_vocabularies};
@@ -19,9 +20,10 @@ pub(super) use feature_space::{load as load_feature_space, write as write_featur
 pub(crate) use order::layers as layers_in_order;
 pub(super) use order::listed;
 pub(super) use read::{PLAIN_NAME, is_plain_name, model as read_structure};
+pub(super) use unsupported::unsupported_parts;
 pub(super) use weights::{
-    ByLayer, Staged, Variables, content, fault, layer_paths, read as read_weights, read_variables,
-    values, variables, variables_at,
+    ByLayer, FileArrays, Staged, StoredArrays, Variables, content, fault, layer_paths,
+    read as read_weights, read_variables, values, variables, variables_at, weight_paths,
 };
 
 use super::{Stored, Training, json, with_path};
@@ -81,7 +83,7 @@ pub(super) fn notes(stored: &Stored) -> BTreeMap<String, String> {
 }
 
 /// Parses a `config.json`.
-fn parse_config(path: &Path, text: &[u8]) -> Result<Value> {
+pub(super) fn parse_config(path: &Path, text: &[u8]) -> Result<Value> {
     let mut config = json::parse(text).map_err(|e| Error::file(path, "JSON in config.json", e))?;
     optimizer_order::keep(text, &mut config);
     Ok(config)

@@ -23,7 +23,7 @@ const MAX_LAYERS: usize = 20_000;
 /// Maximum number of layer calls after nested models are expanded.
 const MAX_CALLS: usize = 50_000;
 /// Maximum nesting of models.
-const MAX_DEPTH: usize = 32;
+pub(super) const MAX_DEPTH: usize = 32;
 /// Maximum length of a name in bytes.
 const MAX_NAME: usize = 1000;
 
@@ -122,12 +122,6 @@ impl Reader {
         let callee = match number.and_then(|n| self.shared.get(&n)) {
             Some(known) => known.clone(),
             None => match object.class {
-                class if ops::is_op(object.module) => {
-                    let mut config = object.config.clone();
-                    config.remove("name");
-                    let op = ops::from_config(object.module, class, config)?;
-                    Callee::Layer(LayerHandle::new(op, name.clone(), true))
-                }
                 "InputLayer" => Callee::Input(input(&object)?),
                 "Sequential" => {
                     let (model, size) = self.sequential(&object)?;
@@ -137,7 +131,7 @@ impl Reader {
                     let (model, size) = self.functional(&object)?;
                     self.nested(model, size)
                 }
-                _ => Callee::Layer(layer(&object)?),
+                _ => Callee::Layer(layer_or_op(&object)?),
             },
         };
         if let Some(number) = number {
@@ -274,7 +268,7 @@ fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
     Ok(input)
 }
 
-fn input(object: &Object<'_>) -> Result<Input> {
+pub(super) fn input(object: &Object<'_>) -> Result<Input> {
     let name = object.name().unwrap_or("input");
     let owner = format!("layer '{name}'");
     for key in ["sparse", "ragged", "optional"] {
@@ -324,6 +318,17 @@ const INPUT_TYPES: [(&str, DType); 11] = [
     ("uint16", DType::I32),
     ("uint32", DType::I32),
 ];
+
+/// Deserializes a layer or a call of `keras.ops`.
+pub(super) fn layer_or_op(object: &Object<'_>) -> Result<LayerHandle> {
+    if !ops::is_op(object.module) {
+        return layer(object);
+    }
+    let mut config = object.config.clone();
+    config.remove("name");
+    let op = ops::from_config(object.module, object.class, config)?;
+    Ok(LayerHandle::new(op, object.name().map(str::to_string), true))
+}
 
 /// Deserializes a layer.
 pub(super) fn layer(object: &Object<'_>) -> Result<LayerHandle> {

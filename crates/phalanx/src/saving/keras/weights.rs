@@ -68,6 +68,24 @@ pub(in crate::saving) fn layer_paths(def: &Definition) -> Vec<(String, LayerHand
     slots(def).into_iter().filter_map(path).collect()
 }
 
+/// Every weight of a model with its path in files and its name, `layer/weight`. A shared layer is listed where it first
+/// occurs, and a weight that files list twice has two paths.
+pub(in crate::saving) fn weight_paths(def: &Definition) -> Vec<(String, String)> {
+    let names: HashMap<*const (), String> =
+        def.layers().into_iter().rev().map(|(name, layer)| (identity(&layer), name)).collect();
+    let (mut seen, mut out) = (HashSet::new(), vec![]);
+    for slot in slots(def) {
+        let Some(layer) = slot.layer.filter(|layer| seen.insert(identity(layer))) else { continue };
+        let Some(name) = names.get(&identity(&layer)) else { continue };
+        for Location { group, number, weight, own_number, .. } in locations(&layer) {
+            let name = format!("{name}/{weight}");
+            out.extend(own_number.map(|n| (format!("{}vars/{n}", slot.path), name.clone())));
+            out.push((format!("{}{group}/{number}", slot.path), name));
+        }
+    }
+    out
+}
+
 /// The location of a weight below its layer's group.
 struct Location {
     /// `vars`, or `cell/vars` for a weight of the sublayer `cell`.
@@ -243,8 +261,45 @@ pub(in crate::saving) fn fault(path: &Path, received: impl Display) -> Error {
     Error::file(path, "an HDF5 file with a model's weights", received)
 }
 
-/// Reads all weights of a model.
-pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Result<Staged> {
+/// The arrays of a model's variables by their paths: those of a file, or of memory.
+pub(in crate::saving) trait StoredArrays {
+    /// The number of arrays in a group; 0 if there is no such group.
+    fn count(&self, group: &str) -> usize;
+
+    /// The shape of an array; `None` if there is no such array.
+    fn shape(&self, path: &str) -> Option<Vec<usize>>;
+
+    /// The values of an array.
+    fn values(&self, path: &str) -> Result<Vec<f32>>;
+}
+
+/// The arrays of an HDF5 file.
+pub(in crate::saving) struct FileArrays<'a> {
+    pub path: &'a Path,
+    pub file: &'a File,
+}
+
+impl StoredArrays for FileArrays<'_> {
+    fn count(&self, group: &str) -> usize {
+        self.file.root().group(group).map_or(0, |group| group.members().len())
+    }
+
+    fn shape(&self, path: &str) -> Option<Vec<usize>> {
+        self.file.root().dataset(path).ok().map(|dataset| dataset.shape().to_vec())
+    }
+
+    fn values(&self, path: &str) -> Result<Vec<f32>> {
+        let dataset = self.file.root().dataset(path).map_err(|e| fault(self.path, e))?;
+        dataset.read_f32().map_err(|e| fault(self.path, e))
+    }
+}
+
+/// Reads all weights of a model. `path` names their origin in errors.
+pub(in crate::saving) fn read(
+    path: &Path,
+    stored: &dyn StoredArrays,
+    def: &Definition,
+) -> Result<Staged> {
     let (mut staged, mut idf_weights) = (vec![], vec![]);
     let mut faults = vec![];
     let mut seen = HashSet::new();
@@ -258,9 +313,8 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         groups.sort_unstable();
         groups.dedup();
         // Sequential models of some versions omit layers without weights.
-        let members = |group: &&str| file.root().group(&format!("{}{group}", slot.path));
-        let found: usize = groups.iter().map(|g| members(g).map_or(0, |g| g.members().len())).sum();
-        let idf = read_idf_weights(path, file, layer.layer(), &slot.path)?;
+        let found: usize = groups.iter().map(|g| stored.count(&format!("{}{g}", slot.path))).sum();
+        let idf = read_idf_weights(stored, layer.layer(), &slot.path)?;
         let expected = specs.len() + locations.iter().filter(|l| l.own_number.is_some()).count();
         if found != expected + usize::from(idf.is_some()) {
             faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
@@ -269,13 +323,12 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         let mut tensors = vec![];
         for (location, dims) in locations.iter().zip(&specs) {
             let location = format!("{}{}/{}", slot.path, location.group, location.number);
-            let dataset = file.root().dataset(&location).map_err(|e| fault(path, e))?;
-            if dataset.shape() != dims {
+            if let Some(shape) = stored.shape(&location).filter(|shape| shape != dims) {
                 let what = format!("{location} of '{}'", slot.name);
-                faults.push(format!("{what} {:?} for {dims:?}", dataset.shape()));
+                faults.push(format!("{what} {shape:?} for {dims:?}"));
                 continue;
             }
-            tensors.push(dataset.read_f32().map_err(|e| fault(path, e))?);
+            tensors.push(stored.values(&location)?);
         }
         idf_weights.extend(idf.map(|weights| (layer.clone(), weights)));
         staged.push((layer, tensors));

@@ -1,6 +1,7 @@
 //! Errors of calls say where something is wrong, what was expected and what was received.
 
 use super::{classifier, clouds, compiled, one_thread, tensor};
+use phalanx::metrics::MetricExt;
 use phalanx::prelude::*;
 
 /// A call, and the text that its error must contain.
@@ -74,7 +75,10 @@ fn compile_checks_its_losses_and_metrics() {
             "compile: metrics: expected one per output, 1, received 2",
         ),
         (
-            || with(Compile::new("sgd").loss("mse").metrics(["mae", "mae"])),
+            || {
+                let named = BinaryAccuracy::default().named("loss");
+                with(Compile::new("sgd").loss("mse").metrics([named]))
+            },
             "compile: losses and metrics: expected each name once",
         ),
         (

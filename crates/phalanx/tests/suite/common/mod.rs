@@ -8,7 +8,7 @@ use phalanx_cpu::{CpuBackend, CpuExecutor, CpuOptions};
 use phalanx_cuda::CudaBackend;
 use phalanx_cuda::emulator::Emulator;
 use phalanx_exec::{Backend, Batch, Executor, FeedData, OpenRequest, Place};
-use phalanx_graph::program::Policy;
+use phalanx_graph::program::{Policy, ShardLevel};
 use phalanx_graph::{Data, Fetch, Graph, NodeId, Op, ParamId, Program, Scope, Space, Step, Tensor};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -167,7 +167,7 @@ pub fn run_on(
         Runner::Reference => {}
         Runner::Cpu { workers, portable } => {
             let isa = portable.then_some(Isa::PORTABLE);
-            let options = CpuOptions { devices: 1, workers, fixed: false, isa };
+            let options = CpuOptions { devices: 1, workers, isa, ..CpuOptions::default() };
             let mut cpu = CpuExecutor::new(options, graph.params()).expect("an executor");
             return run_program(&CpuBackend, &mut cpu, graph, outputs, data);
         }
@@ -175,7 +175,15 @@ pub fn run_on(
             let (backend, params) = (emulated_gpu(), graph.params());
             let places = &[Place { index: 0, part: None }];
             let (threads, deterministic, cluster) = (0, false, None);
-            let request = OpenRequest { places, threads, deterministic, params, cluster };
+            let request = OpenRequest {
+                model: 1,
+                places,
+                threads,
+                deterministic,
+                params,
+                cluster,
+                shard: ShardLevel::None,
+            };
             let mut gpu = backend.open(request).expect("an executor");
             return run_program(&backend, &mut *gpu, graph, outputs, data);
         }

@@ -54,7 +54,8 @@ fn unsupported_objects_are_rejected_by_name() {
         (Box::new(move |c| option(c, "activation", json!("relu7"))), "relu7"),
         (
             Box::new(move |c| option(c, "dtype", json!("float64"))),
-            "dtype: expected float32, mixed_",
+            "dtype: expected float32, mixed_bfloat16 or mixed_float16, received float64, whose weights are not 32-bit floats \
+             (in Python, build the model with another policy, give it the weights with set_weights and save it)",
         ),
         (Box::new(move |c| option(c, "lora_rank", json!(4))), "unknown field `lora_rank`"),
         (Box::new(|c| c["class_name"] = json!("Transformer")), "unknown model 'Transformer'"),
