@@ -36,14 +36,34 @@ x = read("t10k-images-idx3-ubyte", 16).reshape(-1, 28, 28, 1)
 y = read("t10k-labels-idx1-ubyte", 8)
 print(keras.models.load_model("trained.keras").evaluate(x / np.float32(255), y, verbose=0))
 """
+# The same Keras script twice: on its own backend, then on Phalanx.
+FROM_PYTHON = r"""import contextlib, gzip, keras, numpy as np, os, phalanx, sys
+mnist = os.path.join(os.environ["PHALANX_DATA"], "mnist")
+def read(name, skip):
+    plain = os.path.join(mnist, name)
+    file = open(plain, "rb") if os.path.exists(plain) else gzip.open(plain + ".gz")
+    return np.frombuffer(file.read(), np.uint8, offset=skip)
+x = read("train-images-idx3-ubyte", 16).reshape(-1, 784).astype("float32") / 255
+y = read("train-labels-idx1-ubyte", 8)
+strategy = phalanx.MirroredStrategy()
+for name, scope in (("Keras on " + keras.backend.backend(), contextlib.nullcontext()), ("phalanx", strategy.scope())):
+    keras.utils.set_random_seed(1)
+    print(name, flush=True)
+    with scope:
+        model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(256, "relu"),
+                                  keras.layers.Dense(10, "softmax")])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, epochs=3, validation_split=0.1, verbose=2)
+"""
 
 
 class Output:
     """A command, what the page shows as the command, and how much of its output is kept."""
 
-    def __init__(self, command, shown=None, needs=(), head=None, tail=None, prompt=True, before=None):
+    def __init__(self, command, shown=None, needs=(), head=None, tail=None, prompt=True, before=None, script=EVALUATE):
         self.command, self.shown, self.needs = command, shown or command, needs
         self.head, self.tail, self.prompt, self.before = head, tail, prompt, before
+        self.script = script
 
 
 OUTPUTS = {
@@ -65,6 +85,9 @@ OUTPUTS = {
         "python evaluate.py", "python evaluate.py      # keras.models.load_model(\"trained.keras\").evaluate(x_test / 255, y_test)",
         needs=["mnist", "keras"],
     ),
+    "from-python": Output(
+        "python evaluate.py", prompt=False, needs=["mnist", "keras", "phalanx"], script=FROM_PYTHON
+    ),
     "gpu": Output(
         "phalanx train minigooglenet --data cifar-10 --gpus 1 --epochs 70 --output plot.png",
         needs=["cifar-10", "gpu"],
@@ -79,8 +102,8 @@ def has(need):
     """Whether this machine has what a block wants."""
     if need == "gpu":
         return os.path.exists("/dev/nvidia0")
-    if need == "keras":
-        return subprocess.run([sys.executable, "-c", "import keras"], capture_output=True).returncode == 0
+    if need in ("keras", "phalanx"):
+        return subprocess.run([sys.executable, "-c", f"import {need}"], capture_output=True).returncode == 0
     places = {"mnist": ["mnist"], "cifar-10": ["cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar-10"]}[need]
     return any(os.path.exists(os.path.join(os.environ.get("PHALANX_DATA", ""), place)) for place in places)
 
@@ -97,7 +120,7 @@ def run(directory, output):
     """What the command prints, standard error apart."""
     words = shlex.split(output.command)
     with open(os.path.join(directory, "evaluate.py"), "w") as file:
-        file.write(EVALUATE)
+        file.write(output.script)
     if output.before:
         subprocess.run([sys.executable, "-c", output.before], cwd=directory, check=True, capture_output=True)
     release = os.path.join(TARGET, "release")
@@ -122,7 +145,7 @@ def build():
 
 def replace_block(name, new):
     """Replaces the block of this name on the page that has it; returns the page."""
-    block = re.compile(rf"<!-- output {name}: [^>]*-->\n```text\n.*?\n```\n", re.DOTALL)
+    block = re.compile(rf"<!-- output {name}: [^>]*-->\n```text\n(?:[^\n]*\n)*?```\n")
     for page in PAGES:
         with open(page) as file:
             text = file.read()

@@ -1,0 +1,159 @@
+"""Arrays of any kind as buffers that the engine reads, in the order of a model's inputs and outputs."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from phalanx import _keras, _phalanx
+from phalanx._keras import KerasTensor, tree
+
+_NUMBERS = "iuf"
+
+
+def as_buffer(value: Any) -> np.ndarray:
+    """Returns a C-contiguous array of a type that the engine reads, without a copy if possible."""
+    array = to_numpy(value)
+    if array.dtype == bool:
+        array = np.ascontiguousarray(array).view(np.uint8)
+    elif array.dtype.kind == "O":
+        array = _from_objects(array)
+    elif array.dtype.kind not in _NUMBERS or array.dtype.itemsize not in (1, 2, 4, 8):
+        array = _from_other(array)
+    if array.dtype == np.float16:
+        array = array.astype(np.float32)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.asarray(array, order="C")
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """Returns an array, tensor, `DataFrame` or `Series` as a NumPy array."""
+    if isinstance(value, np.ndarray):
+        return value
+    if _keras.is_sparse_or_ragged(value):
+        raise _phalanx.UnsupportedError(f"sparse or ragged data is not supported: {type(value).__name__}")
+    if _keras.is_torch_tensor(value):
+        value = value.detach().cpu()
+        return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(value, pandas.Series):
+        return np.expand_dims(value.to_numpy(), axis=-1)
+    if pandas is not None and isinstance(value, pandas.DataFrame):
+        return value.to_numpy()
+    return np.asarray(value)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Returns the shape that a value has as a NumPy array."""
+    shape = tuple(int(size) for size in value.shape) if hasattr(value, "shape") else np.shape(value)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(value, pandas.Series):
+        return (*shape, 1)
+    return shape
+
+
+def type_of(value: Any) -> str:
+    """Returns Keras' name of a value's element type."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        dtype = to_numpy(value).dtype
+    if isinstance(dtype, np.dtype) and dtype.kind in "OUS":
+        return "string" if dtype.kind != "O" or isinstance(value.flat[0], str) else "float32"
+    try:
+        return _keras.standardize_dtype(dtype)
+    except ValueError:
+        return "float32"
+
+
+def flatten_inputs(model: Any, x: Any) -> list[Any]:
+    """Returns inputs in the order of the model's, given as a tensor, list, or dict by name."""
+    struct = _keras.inputs_struct(model)
+    references = tree.flatten(struct)
+    if isinstance(x, dict) and not isinstance(struct, dict):
+        names = [reference.name for reference in references]
+        missing = [name for name in names if name not in x]
+        if missing:
+            raise ValueError(
+                f"The structure of `inputs` doesn't match the expected structure.\nExpected: {names}\n"
+                f"Received: inputs={list(x)}"
+            )
+        values = [x[name] for name in names]
+    elif isinstance(x, dict) and isinstance(struct, dict):
+        values = [x[key] for key in _sorted_keys(struct)] if set(struct) <= set(x) else tree.flatten(x)
+    else:
+        values = tree.flatten(x)
+    if len(values) != len(references):
+        raise ValueError(f"model '{model.name}': expected {len(references)} inputs, received {len(values)}")
+    return [_match_rank(value, reference) for value, reference in zip(values, references, strict=True)]
+
+
+def flatten_targets(model: Any, y: Any) -> list[Any]:
+    """Returns targets in the order of the model's outputs, given as a tensor, list, or dict by name."""
+    if y is None:
+        return []
+    struct = _keras.outputs_struct(model)
+    if not isinstance(y, dict):
+        return tree.flatten(y)
+    keys = _sorted_keys(struct) if isinstance(struct, dict) else model.output_names
+    unknown = [key for key in y if key not in keys]
+    if unknown:
+        raise ValueError(f"model '{model.name}': expected targets for {list(keys)}, received {list(y)}")
+    return [value for key in keys if key in y for value in tree.flatten(y[key])]
+
+
+def common_weight(sample_weight: Any) -> Any:
+    """Returns the sample weights that all outputs share."""
+    weights = [] if sample_weight is None else [value for value in tree.flatten(sample_weight) if value is not None]
+    if not weights:
+        return None
+    first = weights[0]
+    for other in weights[1:]:
+        if other is not first and not np.array_equal(to_numpy(first), to_numpy(other)):
+            raise _phalanx.UnsupportedError("sample weights that differ between outputs are not supported")
+    return first
+
+
+def _sorted_keys(struct: dict[str, Any]) -> list[str]:
+    """Returns the keys of a dict of tensors in the order in which Keras flattens it."""
+    positions = tree.pack_sequence_as(struct, list(range(len(struct))))
+    return sorted(positions, key=lambda key: positions[key])
+
+
+def _match_rank(value: Any, reference: KerasTensor) -> Any:
+    """Adds or removes a last dimension of size 1, as Keras does for inputs."""
+    if value is None:
+        if _keras.is_optional(reference):
+            raise _phalanx.UnsupportedError(f"input '{reference.name}' is missing, which is not supported")
+        raise ValueError(f"The input '{reference.name}' is not optional, but None was passed: give it a tensor")
+    shape, expected = shape_of(value), reference.shape
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
+        return np.squeeze(to_numpy(value), axis=-1)
+    if len(shape) == len(expected) - 1 and expected[-1] == 1:
+        return np.expand_dims(to_numpy(value), axis=-1)
+    matches = len(shape) == len(expected) and all(
+        b is None or a == b for a, b in zip(shape[1:], expected[1:], strict=True)
+    )
+    if not matches:
+        raise ValueError(
+            f"Invalid input shape for input with name '{reference.name}'. Expected shape {tuple(expected)}, but input "
+            f"has incompatible shape {shape}"
+        )
+    return value
+
+
+def _from_objects(array: np.ndarray) -> np.ndarray:
+    if any(isinstance(value, (str, bytes)) for value in array.flat):
+        raise _phalanx.UnsupportedError("strings are not supported as data; convert them to integers first")
+    try:
+        return array.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"data: expected numbers, received objects: {error}") from None
+
+
+def _from_other(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind in "US":
+        raise _phalanx.UnsupportedError("strings are not supported as data; convert them to integers first")
+    if array.dtype.kind == "c":
+        raise _phalanx.UnsupportedError("complex numbers are not supported as data")
+    return array.astype(np.float32)

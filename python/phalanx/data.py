@@ -1,0 +1,253 @@
+"""Data for the engine: arrays without a copy; everything else batch by batch through Keras' adapters."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from phalanx import _keras, _phalanx
+from phalanx._keras import KerasTensor, tree
+from phalanx.arrays import as_buffer, common_weight, flatten_inputs, flatten_targets, shape_of, type_of
+from phalanx.rebatch import rebatched
+
+Batch = tuple[list[Any], list[Any], Any]
+
+
+class Source:
+    """Data of a run: what the engine reads, and what the model is built from."""
+
+    num_batches: int | None
+    """The number of batches of an epoch, if known."""
+
+    def example(self) -> tuple[Any, Any, Any]:
+        """Returns `KerasTensor`s like the inputs, targets and sample weights, with an open batch size."""
+        raise NotImplementedError
+
+    def data(self, model: Any) -> Any:
+        """Returns the data as the engine takes it, for a model that is built."""
+        raise NotImplementedError
+
+    def skip_epochs(self, count: int) -> None:
+        """Replays epochs that a resumed run has done."""
+
+    def close(self) -> None:
+        """Ends the reading of batches, for instance by worker threads."""
+
+
+def open_source(**arguments: Any) -> Source:
+    """Opens the data given to `fit`, `evaluate` or `predict`.
+
+    Takes Keras' arguments: `x`, `y`, `sample_weight`, `batch_size`, `steps_per_epoch`, `shuffle` and `class_weight`.
+    """
+    _check_supported(arguments.get("x"), arguments.get("y"), arguments.get("sample_weight"))
+    class_weight = arguments.get("class_weight")
+    if (
+        class_weight is not None
+        and isinstance(arguments.get("y"), np.ndarray)
+        and arguments.get("sample_weight") is None
+    ):
+        arguments["sample_weight"] = class_weights(arguments["y"], class_weight)
+        arguments["class_weight"] = None
+    steps = arguments["steps_per_epoch"]
+    adapter = _keras.get_data_adapter(**arguments)
+    if isinstance(adapter, _keras.ArrayDataAdapter):
+        epoch = adapter.num_batches
+        if (steps is None or steps == epoch) and arguments["shuffle"] in (True, False):
+            return ArraySource(adapter)
+    elif isinstance(adapter, _keras.PyDatasetAdapter) and adapter.enqueuer is None and steps is None:
+        if adapter.num_batches is not None:
+            return IndexedSource(adapter)
+    elif isinstance(adapter, _keras.TFDatasetAdapter) and class_weight is None:
+        adapter = rebatched(adapter) or adapter
+    return IteratorSource(adapter, steps)
+
+
+class ArraySource(Source):
+    """Arrays in memory. The engine gathers the rows of each batch; nothing is copied as a whole."""
+
+    def __init__(self, adapter: _keras.ArrayDataAdapter) -> None:
+        self.x, self.y, self.sample_weight = _keras.adapter_arrays(adapter)
+        self.batch_size = int(adapter.batch_size)
+        self.num_batches = adapter.num_batches
+
+    def example(self) -> tuple[Any, Any, Any]:
+        return tuple(tree.map_structure(open_batch, part) for part in (self.x, self.y, self.sample_weight))  # type: ignore[return-value]
+
+    def data(self, model: Any) -> Any:
+        x = [as_buffer(value) for value in flatten_inputs(model, self.x)]
+        y = [as_buffer(value) for value in flatten_targets(model, self.y)]
+        weight = common_weight(self.sample_weight)
+        return _phalanx.ArrayData(x, y, None if weight is None else as_buffer(weight), self.batch_size)
+
+
+class BatchSource(Source):
+    """Data that arrives in batches. Also the object that the engine asks for them."""
+
+    batch_size: int | None = None
+    _example: tuple[Any, Any, Any] | None = None
+    _model: Any = None
+    _skipped_epochs = 0
+
+    def example(self) -> tuple[Any, Any, Any]:
+        if self._example is None:
+            parts = _keras.unpack(self.peek())
+            _check_supported(*parts)
+            first = tree.flatten(parts[0])[0]
+            self.batch_size = self.batch_size or int(shape_of(first)[0])
+            self._example = tuple(tree.map_structure(open_batch, part) for part in parts)  # type: ignore[assignment]
+        assert self._example is not None
+        return self._example
+
+    def data(self, model: Any) -> Any:
+        self.example()
+        assert self.batch_size is not None
+        self._model = model
+        return _phalanx.BatchData(self, self.num_batches, self.batch_size)
+
+    def skip_epochs(self, count: int) -> None:
+        self._skipped_epochs = count
+
+    def begin(self, epoch: int, start: int) -> None:
+        """Begins a new pass over the data at batch `start`."""
+        raise NotImplementedError
+
+    def next(self) -> Batch | None:
+        """Returns the next batch; `None` after the last."""
+        raise NotImplementedError
+
+    def peek(self) -> Any:
+        """Returns the first batch without consuming it."""
+        raise NotImplementedError
+
+    def flatten(self, batch: Any) -> Batch:
+        """Returns a batch in the order of the model's inputs and outputs."""
+        x, y, sample_weight = _keras.unpack(batch)
+        weight = common_weight(sample_weight)
+        return (
+            [as_buffer(value) for value in flatten_inputs(self._model, x)],
+            [as_buffer(value) for value in flatten_targets(self._model, y)],
+            None if weight is None else as_buffer(weight),
+        )
+
+
+class IteratorSource(BatchSource):
+    """Data that Keras' `EpochIterator` yields: `tf.data`, `DataLoader`, generators, and arrays with `steps_per_epoch`.
+
+    Datasets start again in each epoch, generators go on; both as in Keras.
+    """
+
+    def __init__(self, adapter: _keras.DataAdapter, steps: int | None) -> None:
+        self._steps = steps
+        self._adapter = adapter
+        self._restarts = False
+        self._iterator = _keras.EpochIterator(x=adapter, steps_per_epoch=steps)
+        self.num_batches = self._iterator.num_batches
+        with contextlib.suppress(Exception):
+            self.batch_size = adapter.batch_size
+        self._batches: Iterator[Any] | None = None
+
+    def restart_every_time(self) -> None:
+        """Starts again in every pass, as validation does."""
+        self._restarts = True
+
+    def peek(self) -> Any:
+        if isinstance(self._adapter, _keras.PyDatasetAdapter):
+            # Its worker threads would go on after the first batch.
+            return _keras.standardize_batch(self._adapter, self._adapter.py_dataset[0])
+        for _, _, batches in self._iterator:
+            self._iterator.reset()
+            return batches[0]
+        raise ValueError("fit, evaluate or predict received data without a batch")
+
+    def begin(self, epoch: int, start: int) -> None:
+        if self._restarts and self._batches is not None:
+            self._iterator.reset()
+        for _ in range(self._skipped_epochs):
+            for _ in self._iterator:
+                pass
+        self._skipped_epochs = 0
+        self._batches = iter(self._iterator)
+        for _ in range(start):
+            next(self._batches, None)
+
+    def next(self) -> Batch | None:
+        assert self._batches is not None
+        # A `for` loop would begin the epoch again.
+        step = next(self._batches, None)
+        return None if step is None else self.flatten(step[2][0])
+
+    def close(self) -> None:
+        self._batches = None
+
+
+class IndexedSource(BatchSource):
+    """A `PyDataset`: batches by number, so a resumed run goes on without reading the batches before."""
+
+    def __init__(self, adapter: _keras.PyDatasetAdapter) -> None:
+        self._adapter = adapter
+        self._dataset = adapter.py_dataset
+        self.num_batches = adapter.num_batches
+        self._seed = _keras.random_seed() or 0
+        self._order: Iterator[int] | None = None
+        size = getattr(self._dataset, "batch_size", None)
+        self.batch_size = size if isinstance(size, int) else None
+
+    def peek(self) -> Any:
+        if not self.num_batches:
+            raise ValueError("The PyDataset has length 0")
+        return self._batch(0)
+
+    def begin(self, epoch: int, start: int) -> None:
+        self._end_pass()
+        for _ in range(self._skipped_epochs):
+            self._adapter.on_epoch_begin()
+            self._adapter.on_epoch_end()
+        self._skipped_epochs = 0
+        self._adapter.on_epoch_begin()
+        count = self._adapter.num_batches
+        order = np.arange(count)
+        if self._adapter.shuffle:
+            order = np.random.default_rng([self._seed, epoch]).permutation(count)
+        self._order = iter(order[start:].tolist())
+
+    def next(self) -> Batch | None:
+        if self._order is None:
+            return None
+        for index in self._order:
+            return self.flatten(self._batch(index))
+        self._end_pass()
+        return None
+
+    def close(self) -> None:
+        self._end_pass()
+
+    def _end_pass(self) -> None:
+        if self._order is not None:
+            self._order = None
+            self._adapter.on_epoch_end()
+
+    def _batch(self, index: int) -> Any:
+        return _keras.standardize_batch(self._adapter, self._dataset[index])
+
+
+def class_weights(y: np.ndarray, class_weight: dict[int, float]) -> np.ndarray:
+    """Returns the sample weights that class weights mean for targets."""
+    if y.ndim > 1:
+        y = np.argmax(y, axis=-1) if y.shape[-1] != 1 else np.squeeze(y, axis=-1)
+    classes, index = np.unique(np.round(y).astype(np.int32), return_inverse=True)
+    weights = np.array([class_weight.get(int(number), 1.0) for number in classes], np.float32)
+    return weights[index.reshape(y.shape)]
+
+
+def open_batch(value: Any) -> KerasTensor | None:
+    """Returns a `KerasTensor` like a value with an open batch size."""
+    if value is None:
+        return None
+    return KerasTensor((None, *shape_of(value)[1:]), type_of(value))
+
+
+def _check_supported(*parts: Any) -> None:
+    for value in tree.flatten(parts):
+        if value is not None and _keras.is_sparse_or_ragged(value):
+            raise _phalanx.UnsupportedError(f"sparse or ragged data is not supported: {type(value).__name__}")

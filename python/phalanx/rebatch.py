@@ -1,0 +1,75 @@
+"""Reading several batches of a `tf.data.Dataset` at once.
+
+A batch costs TensorFlow some 200 µs, whatever its size. If a dataset ends in `batch(B)`, possibly followed by
+`prefetch` or `cache`, then all batches but the last have B elements, and `rebatch(k * B)` can be cut into the very
+same batches.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from phalanx import _keras
+from phalanx._keras import tree
+
+MAX_BATCHES = 32
+MAX_BYTES = 4 << 20
+
+_PASSED_THROUGH = ("PrefetchDataset", "CacheDataset", "OptionsDataset")
+_BATCHING = ("BatchDataset", "ParallelBatchDataset")
+
+
+def rebatched(adapter: _keras.TFDatasetAdapter) -> _keras.TFDatasetAdapter | None:
+    """Returns an adapter that reads several batches at once, if the batches stay the same."""
+    dataset = _keras.adapter_dataset(adapter)
+    size = _batch_size(dataset)
+    if size is None or not hasattr(dataset, "rebatch"):
+        return None
+    count = _batches_at_once(dataset, size)
+    return RebatchedAdapter(dataset, size, count) if count > 1 else None
+
+
+class RebatchedAdapter(_keras.TFDatasetAdapter):
+    """An adapter that reads `count` batches of `size` elements at once."""
+
+    def __init__(self, dataset: Any, size: int, count: int) -> None:
+        super().__init__(dataset)
+        self._size = size
+        self._large = dataset.rebatch(size * count)
+
+    @property
+    def batch_size(self) -> int:
+        return self._size
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        for chunk in self._large:
+            arrays = tree.map_structure(lambda tensor: tensor.numpy(), chunk)
+            rows = len(tree.flatten(arrays)[0])
+            for start in range(0, rows, self._size):
+                yield tree.map_structure(lambda array, at=start: array[at : at + self._size], arrays)
+
+
+def _batch_size(dataset: Any) -> int | None:
+    """Returns the size of all batches but the last, if the dataset's definition tells."""
+    while True:
+        name = type(dataset).__name__.lstrip("_")
+        if name in _BATCHING:
+            size = getattr(dataset, "_batch_size", None)
+            return None if size is None else int(size)
+        if name not in _PASSED_THROUGH:
+            return None
+        dataset = getattr(dataset, "_input_dataset", None)
+
+
+def _batches_at_once(dataset: Any, size: int) -> int:
+    """Returns how many batches fit into the limits; 1 if elements have open or unknown sizes."""
+    total = 0
+    for spec in tree.flatten(dataset.element_spec):
+        shape = getattr(spec, "shape", None)
+        dense = type(spec).__name__ == "TensorSpec"
+        if not dense or shape is None or shape.rank is None or shape.rank < 1 or None in shape.as_list()[1:]:
+            return 1
+        elements = 1
+        for dimension in shape.as_list()[1:]:
+            elements *= dimension
+        total += size * elements * max(spec.dtype.size, 1)
+    return max(1, min(MAX_BATCHES, MAX_BYTES // max(total, 1)))

@@ -1,0 +1,191 @@
+"""The state of an attached model: its strategy, its engine and the link between variables and engine."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from phalanx import _keras, _phalanx
+from phalanx.unsupported import config_text, find_unsupported, unsupported_error
+from phalanx.variables import Link, as_array
+
+_ATTRIBUTE = "_phalanx_session"
+
+
+class Session:
+    """Trains one model. Created when the model is compiled in a strategy's scope, and kept with the model."""
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        self.strategy = strategy
+        self.engine: Any = None
+        self.link: Link | None = None
+        self._reasons: list[str] | None = None
+        self._warned = False
+        self._structure: tuple[Any, ...] = ()
+        self._optimizer_config: Any = None
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self.note_compiled(model)
+
+    @staticmethod
+    def of(model: Any) -> "Session | None":
+        """Returns the session of a model, if it is attached."""
+        return vars(model).get(_ATTRIBUTE)
+
+    def attach(self, model: Any) -> None:
+        """Keeps this session with a model."""
+        vars(model)[_ATTRIBUTE] = self
+
+    # Compiling
+
+    def before_compile(self) -> None:
+        """Brings the weights back to Python; the engine does not outlive a `compile`.
+
+        The old optimizer's variables stay lazy, so its state costs nothing unless somebody reads it.
+        """
+        if self.link is not None:
+            self.link.release_weights()
+        self.engine = self.link = None
+
+    def note_compiled(self, model: Any) -> None:
+        """Records that the model was compiled, and checks it if it is built."""
+        self._reasons = None
+        self._warned = False
+        self._trainable = [(layer, layer.trainable) for layer in [model, *_keras.flatten_layers(model)]]
+
+    def check(self, model: Any) -> list[str]:
+        """Raises `UnsupportedError` with all reasons if Phalanx cannot train the model, or falls back to Keras.
+
+        Returns the reasons. Those of a model that is not built may be incomplete.
+        """
+        reasons = self._reasons
+        if reasons is None:
+            reasons = find_unsupported(model)
+            if _keras.is_built(model):
+                self._reasons = reasons
+        if reasons:
+            self._refuse(model, reasons)
+        return reasons
+
+    def falls_back(self, model: Any) -> bool:
+        """Whether Keras runs this model."""
+        return bool(self.check(model))
+
+    def refuse_data(self, model: Any, error: Exception) -> None:
+        """Raises an error about unsupported data unless the strategy falls back to Keras."""
+        if self.strategy.fallback != "keras":
+            raise error
+        self._warn(model, getattr(error, "reasons", None) or [str(error)])
+
+    def _refuse(self, model: Any, reasons: list[str]) -> None:
+        if self.strategy.fallback != "keras":
+            raise unsupported_error(model, reasons)
+        self._warn(model, reasons)
+
+    def _warn(self, model: Any, reasons: list[str]) -> None:
+        if not self._warned:
+            warnings.warn(f"Keras trains '{model.name}', since phalanx cannot: {'; '.join(reasons)}", stacklevel=5)
+        self._warned = True
+
+    # Running
+
+    @contextlib.contextmanager
+    def running(self, model: Any) -> Iterator[None]:
+        """Holds the model while its engine runs."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(f"model '{model.name}' is in use: wait until its fit, evaluate or predict has returned")
+        self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
+            self._lock.release()
+
+    def is_nested(self) -> bool:
+        """Whether a callback of this model's own run calls."""
+        return self._thread == threading.get_ident()
+
+    @contextlib.contextmanager
+    def run_keras(self) -> Iterator[None]:
+        """Lets Keras evaluate or predict with current weights; what it assigns to variables is not a change."""
+        link = self.link
+        if link is None:
+            yield
+            return
+        link.write_back()
+        previous, link.ignores_assignments = link.ignores_assignments, True
+        try:
+            yield
+        finally:
+            link.ignores_assignments = previous
+
+    def prepare(self, model: Any) -> Link:
+        """Creates the engine, or sends it what Python changed since the last run."""
+        self._check_trainable()
+        structure = (*map(id, _keras.flatten_layers(model)), id(getattr(model, "optimizer", None)))
+        optimizer_config = _optimizer_config(model)
+        if self.link is not None and (structure, optimizer_config) != (self._structure, self._optimizer_config):
+            self.link.release()
+            self.link = None
+        if self.link is None:
+            self.link = self._create(model)
+            self._structure, self._optimizer_config = structure, optimizer_config
+        else:
+            self.link.upload()
+        return self.link
+
+    def _check_trainable(self) -> None:
+        changed = [layer.name for layer, trainable in self._trainable if layer.trainable != trainable]
+        if changed:
+            raise ValueError(f"`trainable` of {changed} changed since compile(): call compile() again for it to count")
+
+    def _create(self, model: Any) -> Link:
+        saved = _keras.saved_variables(model)
+        optimizer = getattr(model, "optimizer", None)
+        state = None
+        if optimizer is not None and optimizer.built:
+            state = [as_array(variable._value) for variable in optimizer.variables]
+        self.engine = self._new_engine(model, saved, state)
+        link = Link(self.engine)
+        by_path = dict(saved)
+        for index, path in enumerate(self.engine.weight_paths):
+            if not isinstance(by_path.get(path), _keras.Variable):
+                raise unsupported_error(model, [f"weight '{path}' is not a variable of the model"])
+            link.add_weight(by_path[path], index)
+        if state is not None:
+            link.add_optimizer(optimizer)
+        return link
+
+    def _new_engine(self, model: Any, saved: list[tuple[str, Any]], optimizer: list[Any] | None) -> Any:
+        weights = [(path, _saved_array(value)) for path, value in saved]
+        return _phalanx.Engine(
+            config_text(model),
+            [(path, array) for path, array in weights if array is not None],
+            _keras.saved_assets(model),
+            optimizer,
+            devices=self.strategy.devices,
+            threads=self.strategy.threads,
+            deterministic=self.strategy.deterministic,
+            # A fixed seed, so that a script that sets none can resume its run.
+            seed=_keras.random_seed() or 0,
+        )
+
+
+def _saved_array(value: Any) -> Any:
+    """Returns a saved value as an array of numbers; `None` for what is not numbers, such as a vocabulary."""
+    array = as_array(value._value if isinstance(value, _keras.Variable) else value)
+    return array if array.dtype.kind in "iuf" else None
+
+
+def _optimizer_config(model: Any) -> Any:
+    """Returns the optimizer's arguments without the learning rate, whose variable the engine holds."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return None
+    config = optimizer.get_config()
+    rate = _keras.learning_rate_source(optimizer)
+    if isinstance(rate, _keras.Variable):
+        config.pop("learning_rate", None)
+        config.pop("inner_optimizer", None)
+    return config

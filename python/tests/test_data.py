@@ -1,0 +1,198 @@
+"""Every kind of data trains as the same arrays do."""
+
+import importlib.util
+
+import keras
+import numpy as np
+import pytest
+from conftest import assert_same_weights, attached, build_model, classification_data, twins
+
+import phalanx
+
+EXACT = {"rtol": 0, "atol": 0}
+
+
+def trained(strategy, *args, **arguments):
+    keras.utils.set_random_seed(1)
+    model = attached(strategy)
+    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0, **arguments}
+    model.fit(*args, **{name: value for name, value in arguments.items() if value is not None})
+    return model
+
+
+@pytest.fixture
+def expected(strategy, data):
+    return trained(strategy, *data)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "float32"])
+def test_floats_of_any_width(strategy, data, dtype):
+    x, y = data
+    x = np.round(x * 8) / 8
+    model = trained(strategy, x.astype(dtype), y.astype(dtype))
+    assert_same_weights(model, trained(strategy, x, y), **EXACT)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint64", ">i4", "bool"])
+def test_integers_of_any_width(strategy, data, dtype):
+    x = (np.abs(data[0]) * 2).astype("int32")
+    x = x.astype(bool).astype("int32") if dtype == "bool" else x
+    model = trained(strategy, x.astype(dtype), data[1])
+    assert_same_weights(model, trained(strategy, x.astype("float32"), data[1]), **EXACT)
+
+
+def test_views_with_strides_and_lists(strategy, data, expected):
+    x, y = data
+    wide = np.repeat(x, 2, axis=1)
+    assert_same_weights(trained(strategy, wide[:, ::2], np.asfortranarray(y)), expected, **EXACT)
+
+
+def test_tensors_of_the_backend(strategy, data, expected):
+    x, y = (keras.ops.convert_to_tensor(array) for array in data)
+    assert_same_weights(trained(strategy, x, y), expected, **EXACT)
+
+
+def test_pandas(strategy, data, expected):
+    pandas = pytest.importorskip("pandas")
+    x, y = pandas.DataFrame(data[0], columns=list("abcd")), pandas.DataFrame(data[1])
+    assert_same_weights(trained(strategy, x, y), expected, **EXACT)
+
+
+def test_generators(strategy, data, expected):
+    x, y = data
+
+    def batches():
+        while True:
+            for start in range(0, len(x), 16):
+                yield x[start : start + 16], y[start : start + 16]
+
+    model = trained(strategy, batches(), steps_per_epoch=4, batch_size=None)
+    assert_same_weights(model, expected, **EXACT)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y, **arguments):
+        super().__init__(**arguments)
+        self.x, self.y, self.epochs = x, y, 0
+
+    def __len__(self):
+        return -(-len(self.x) // 16)
+
+    def __getitem__(self, index):
+        return self.x[16 * index : 16 * (index + 1)], self.y[16 * index : 16 * (index + 1)]
+
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_py_datasets(strategy, data, expected, workers):
+    dataset = Batches(*data, workers=workers, max_queue_size=4)
+    assert_same_weights(trained(strategy, dataset, batch_size=None), expected, **EXACT)
+    assert dataset.epochs >= 2
+
+
+def test_validation_and_prediction_of_a_py_dataset(strategy, data):
+    model = attached(strategy)
+    history = model.fit(Batches(*data), validation_data=Batches(*data), epochs=2, verbose=0).history
+    np.testing.assert_allclose(history["val_loss"][-1], model.evaluate(*data, verbose=0)[0], rtol=1e-5)
+    np.testing.assert_allclose(model.predict(Batches(*data), verbose=0), model.predict(data[0], verbose=0), rtol=1e-6)
+    assert len(model.predict(Batches(*data), steps=2, verbose=0)) == 32
+
+
+def test_class_weights_of_batches(strategy, data):
+    weights = {0: 2.0, 1: 0.5}
+    model = trained(strategy, Batches(*data), batch_size=None, class_weight=weights)
+    assert_same_weights(model, trained(strategy, *data, class_weight=weights), rtol=1e-5, atol=1e-6)
+
+
+def test_batches_of_different_sizes(strategy, data):
+    x, y = data
+
+    def batches():
+        for rows in (slice(0, 8), slice(8, 40), slice(40, 60)):
+            yield x[rows], y[rows]
+
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model = trained(strategy, batches(), batch_size=None, epochs=1)
+    assert int(model.optimizer.iterations) == 3
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs PyTorch")
+def test_data_loaders(strategy, data, expected):
+    import torch
+
+    pairs = torch.utils.data.TensorDataset(*(torch.from_numpy(array) for array in data))
+    loader = torch.utils.data.DataLoader(pairs, batch_size=16)
+    assert_same_weights(trained(strategy, loader, batch_size=None), expected, **EXACT)
+
+
+needs_tensorflow = pytest.mark.skipif(not importlib.util.find_spec("tensorflow"), reason="needs TensorFlow")
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("after", ["batch", "prefetch", "cache", "map"])
+def test_tf_data(strategy, data, expected, after):
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(16)
+    dataset = {
+        "batch": lambda: dataset,
+        "prefetch": lambda: dataset.prefetch(2),
+        "cache": lambda: dataset.cache(),
+        "map": lambda: dataset.map(lambda x, y: (x, y)),
+    }[after]()
+    assert_same_weights(trained(strategy, dataset, batch_size=None), expected, **EXACT)
+
+
+@needs_tensorflow
+def test_endless_tf_data(strategy, data):
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensor_slices(data).repeat().batch(16)
+    model = trained(strategy, dataset, batch_size=None, steps_per_epoch=5, epochs=3)
+    assert int(model.optimizer.iterations) == 15
+
+
+def test_image_data_generators(strategy):
+    pytest.importorskip("scipy")
+    from keras.src.legacy.preprocessing.image import ImageDataGenerator
+
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 8, 8, 3)).astype("float32"), rng.random((40, 2)).astype("float32")
+
+    def build():
+        return keras.Sequential([keras.layers.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
+
+    # The generator has three batches: the second epoch gets the last one and ends with a warning.
+    for model in twins(strategy, build, loss="mse", metrics=[]):
+        flow = ImageDataGenerator(horizontal_flip=True).flow(x, y, batch_size=16)
+        with pytest.warns(UserWarning, match="ran out of data"):
+            history = model.fit(flow, steps_per_epoch=2, epochs=3, validation_data=(x, y), verbose=0)
+        assert int(model.optimizer.iterations) == 5 and len(history.history["val_loss"]) == 3
+
+
+def test_the_arrays_are_not_copied(strategy):
+    rng = np.random.default_rng(0)
+    x = rng.random((3000, 4)).astype("float32")
+    seen = phalanx._phalanx.ArrayData([x], [], None, 8)
+    before = x.copy()
+    model = build_model()
+    attached(strategy, model).fit(x, classification_data(3000)[1], verbose=0)
+    np.testing.assert_array_equal(x, before)
+    assert seen is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": np.zeros((8, 5)), "y": np.zeros((8, 3))}, "Expected shape .None, 4."),
+        ({"x": np.zeros((8, 4)), "y": np.zeros((7, 3))}, "cardinality|same number|sizes"),
+        ({"x": np.zeros((8, 4)), "y": np.zeros((8, 2))}, "expected 8 rows of .* 3"),
+        ({"x": np.zeros((8, 4)), "y": np.zeros((8, 3)), "sample_weight": np.zeros((8, 2))}, "one weight for each of 8"),
+        ({"x": np.full((8, 4), 2**40), "y": np.zeros((8, 3))}, "integers of 32 bits"),
+    ],
+)
+def test_data_that_does_not_fit_is_an_error_that_says_why(strategy, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attached(strategy).fit(**arguments, verbose=0)

@@ -1,0 +1,86 @@
+"""A run that was killed goes on and ends with the same bits."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+SCRIPT = textwrap.dedent(
+    """
+    import os, signal, sys
+    sys.path.insert(0, {tests!r})
+    from conftest import *
+    folder, kill_at, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    if kind != "unseeded":
+        keras.utils.set_random_seed(7)
+    x, y = classification_data(200)
+    model = attached(phalanx.MirroredStrategy(["cpu:0"]), build_model(dropout=0.2))
+
+    class Kill(keras.callbacks.Callback):
+        seen = 0
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if self.seen == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        def get_state(self):
+            return {{"note": [1, 2.5]}}
+        def set_state(self, state):
+            assert state == {{"note": [1, 2.5]}}, state
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 10
+        def __getitem__(self, index):
+            return x[20 * index:20 * (index + 1)], y[20 * index:20 * (index + 1)]
+
+    data = (Batches(),) if kind == "py_dataset" else (x, y)
+    arguments = {{}} if kind == "py_dataset" else {{"batch_size": 20}}
+    history = model.fit(*data, epochs=4, validation_data=(x[:40], y[:40]), verbose=0, **arguments, callbacks=[
+        keras.callbacks.BackupAndRestore(folder + "/backup", save_freq=3),
+        keras.callbacks.EarlyStopping("val_loss", patience=50, restore_best_weights=True),
+        keras.callbacks.CSVLogger(folder + "/log.csv"),
+        Kill(),
+    ])
+    print(history.epoch, {{name: [float(v).hex() for v in values] for name, values in history.history.items()}})
+    np.savez(folder + "/weights.npz", *model.get_weights(), *map(np.asarray, model.optimizer.variables))
+    """
+).format(tests=os.path.dirname(os.path.abspath(__file__)))
+
+
+def run(folder, kill_at, kind):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(kill_at), kind]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "py_dataset"])
+def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path, kind):
+    whole = run(tmp_path / "whole", 0, kind)
+    assert whole.returncode == 0, whole.stderr
+    folder = tmp_path / "parts"
+    for kill_at in (14, 9):
+        killed = run(folder, kill_at, kind)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run(folder, 0, kind)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout == whole.stdout
+    assert (folder / "log.csv").read_text() == (tmp_path / "whole/log.csv").read_text()
+    ours, expected = (np.load(path / "weights.npz") for path in (folder, tmp_path / "whole"))
+    assert ours.files == expected.files
+    for name in expected.files:
+        np.testing.assert_array_equal(ours[name], expected[name])
+
+
+def test_a_callback_without_state_is_named_when_a_run_is_resumed(tmp_path):
+    script = SCRIPT.replace("def get_state", "def other").replace("def set_state", "def another")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for kill_at in (14, 0):
+        command = [sys.executable, "-c", script, str(folder), str(kill_at), "unseeded"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "the state of callback 'Kill' starts anew" in done.stderr

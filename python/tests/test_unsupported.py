@@ -1,0 +1,161 @@
+"""What Phalanx cannot train is refused with all reasons at once, or left to Keras if the strategy says so."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import attached, build_model, compile_model
+
+import phalanx
+
+
+@keras.saving.register_keras_serializable("test")
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+def my_loss(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+def model_with(*layers):
+    return keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(3, "softmax")], name="model")
+
+
+class CustomStep(keras.Model):
+    def train_step(self, data):
+        return {}
+
+
+def subclassed():
+    inputs = keras.Input((4,))
+    return CustomStep(inputs, keras.layers.Dense(3)(inputs), name="model")
+
+
+REFUSED = {
+    "custom layer": (lambda: model_with(Twice(name="twice")), {}, ["layer 'twice' (Twice) is unknown"]),
+    "lambda": (lambda: model_with(keras.layers.Lambda(lambda x: x, name="l")), {}, ["layer 'l' (Lambda)"]),
+    "loss": (build_model, {"loss": my_loss}, ["loss 'my_loss' is a Python function"]),
+    "metric": (build_model, {"metrics": [my_loss]}, ["metric 'my_loss' is a Python function"]),
+    "eager": (build_model, {"run_eagerly": True}, ["run_eagerly=True"]),
+    "states": (
+        lambda: keras.Sequential(
+            [keras.layers.Input(batch_shape=(2, 3, 4)), keras.layers.GRU(3, stateful=True, name="gru")], name="model"
+        ),
+        {},
+        ["layer 'gru': stateful=True"],
+    ),
+    "step": (subclassed, {}, ["model class 'CustomStep'", "method 'train_step' is overridden"]),
+    "several": (
+        lambda: model_with(Twice(name="twice"), keras.layers.Lambda(lambda x: x, name="l")),
+        {"loss": my_loss, "run_eagerly": True},
+        ["'twice' (Twice)", "'l' (Lambda)", "my_loss", "run_eagerly=True"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_unsupported_part_is_named(strategy, name):
+    build, arguments, reasons = REFUSED[name]
+    with pytest.raises(phalanx.UnsupportedError) as error:
+        attached(strategy, build(), **arguments)
+    text = str(error.value)
+    assert text.startswith("phalanx cannot train 'model': ") and 'fallback="keras"' in text
+    assert isinstance(error.value, NotImplementedError)
+    for reason in reasons:
+        assert any(reason in part for part in error.value.reasons), error.value.reasons
+    assert len(error.value.reasons) == len(reasons), error.value.reasons
+
+
+@pytest.mark.parametrize("name", ["custom layer", "loss", "several"])
+def test_keras_trains_after_one_warning_if_the_strategy_says_so(data, name):
+    build, arguments, _ = REFUSED[name]
+    strategy = phalanx.MirroredStrategy(["cpu:0"], fallback="keras")
+    with pytest.warns(UserWarning, match="Keras trains 'model', since phalanx cannot") as warned:
+        model = attached(strategy, build(), **arguments)
+        model.fit(*data, verbose=0, validation_data=data)
+        model.evaluate(*data, verbose=0)
+        assert model.predict(data[0], verbose=0).shape == (60, 3)
+        model.train_on_batch(*data)
+    assert sum("phalanx cannot" in str(warning.message) for warning in warned) == 1
+
+
+def test_a_refused_model_is_not_attached(strategy, data):
+    model = model_with(Twice())
+    with pytest.raises(phalanx.UnsupportedError):
+        attached(strategy, model)
+    assert "fit" not in vars(model)
+    compile_model(model).fit(*data, verbose=0)
+
+
+def test_an_unbuilt_model_is_checked_when_fit_builds_it(strategy, data):
+    model = attached(strategy, keras.Sequential([Twice(), keras.layers.Dense(3, "softmax")], name="model"))
+    with pytest.raises(phalanx.UnsupportedError, match="Twice"):
+        model.fit(*data, verbose=0)
+
+
+def test_an_open_size_is_refused_by_name(strategy):
+    inputs = keras.Input((None, None, 3))
+    x = keras.layers.Flatten(name="flat")(keras.layers.Conv2D(2, 3)(inputs))
+    try:
+        model = keras.Model(inputs, keras.layers.Dense(2, name="head")(x))
+    except ValueError:
+        pytest.skip("Keras itself refuses the model")
+    with pytest.raises((phalanx.UnsupportedError, ValueError), match="flat|head"):
+        attached(strategy, model, loss="mse", metrics=[]).fit(np.zeros((2, 8, 8, 3)), np.zeros((2, 2)), verbose=0)
+
+
+def test_explain_describes_devices_and_memory_or_all_reasons(strategy):
+    text = phalanx.explain(attached(strategy), batch_size=64)
+    assert "phalanx trains 'model' on cpu:0 (1 replica)" in text
+    assert "batch: 64 global, 64 per replica" in text and "total" in text
+    text = phalanx.explain(compile_model(model_with(Twice(name="twice")), loss=my_loss))
+    assert "cannot train 'model'" in text and "twice" in text and "my_loss" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": []}, "at least one device"),
+        ({"devices": ["cpu:0", "cpu:0"]}, "each device once"),
+        ({"devices": ["tpu:0"]}, "expected a name such as 'gpu:0'"),
+        ({"devices": ["gpu:97"]}, "gpu:97"),
+        ({"threads": 0}, "expected 1 or more"),
+        ({"fallback": "numpy"}, "fallback: expected one of"),
+        ({"on_nan": "ignore"}, "on_nan: expected one of"),
+    ],
+)
+def test_wrong_arguments_of_a_strategy(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        phalanx.MirroredStrategy(**arguments)
+
+
+def test_device_names_of_tensorflow_are_understood():
+    assert phalanx.MirroredStrategy(["/device:CPU:0", "CPU:1"]).devices == ["cpu:0", "cpu:1"]
+    assert "cpu:0" in phalanx.list_physical_devices("CPU")
+
+
+def test_keras_trains_every_batch_of_a_generator_for_a_model_that_is_not_built(data):
+    strategy = phalanx.MirroredStrategy(["cpu:0"], fallback="keras")
+    read = []
+
+    def batches():
+        for start in range(0, 60, 15):
+            read.append(start)
+            yield data[0][start : start + 15], data[1][start : start + 15]
+
+    with pytest.warns(UserWarning, match="phalanx cannot"):
+        model = attached(strategy, keras.Sequential([Twice(), keras.layers.Dense(3, "softmax")], name="model"))
+        model.fit(batches(), steps_per_epoch=4, verbose=0)
+    assert int(model.optimizer.iterations) == 4
+    assert set(read) == {0, 15, 30, 45}
+
+
+def test_an_output_without_a_loss_is_refused_at_compile(strategy):
+    inputs = keras.Input((4,))
+    outputs = [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)]
+    model = keras.Model(inputs, outputs, name="model")
+    with pytest.raises(phalanx.UnsupportedError, match="output 'b' has no loss"):
+        attached(strategy, model, loss=["mse", None], metrics=None)
+    with pytest.raises(phalanx.UnsupportedError, match="output 'a' has no loss"):
+        attached(strategy, model, loss={"b": "mse"}, metrics=None)

@@ -1,0 +1,257 @@
+"""Weights, slots and iterations read from Python are the trained ones, and assignments reach the devices."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from conftest import assert_same_weights, attached, build_model, compile_model, twins
+
+EPOCHS = {"rtol": 1e-3, "atol": 1e-4}
+
+
+class Record(keras.callbacks.Callback):
+    """Reads the model in every hook of epochs and batches."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read, self.values = read, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.values.append(self.read(self.model))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.values.append(self.read(self.model))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.values.append(self.read(self.model))
+
+
+def slot_of(optimizer):
+    """The first slot; zeros as long as Keras on TensorFlow has not built the optimizer."""
+    variables = optimizer.variables[2:]
+    return np.array(keras.ops.convert_to_numpy(variables[0])) if variables else np.zeros((4, 8))
+
+
+READS = {
+    "get_weights": lambda model: model.get_weights()[0].copy(),
+    "numpy": lambda model: np.array(keras.ops.convert_to_numpy(model.layers[0].kernel)),
+    "call": lambda model: keras.ops.convert_to_numpy(model(np.ones((2, 4), "float32"), training=False)),
+    "predict": lambda model: model.predict(np.ones((2, 4), "float32"), verbose=0),
+    "iterations": lambda model: int(model.optimizer.iterations),
+    "slot": lambda model: slot_of(model.optimizer),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_every_hook_reads_the_weights_of_the_last_step(strategy, data, name):
+    records = []
+    for model in twins(strategy):
+        record = Record(READS[name])
+        model.fit(*data, batch_size=20, epochs=2, shuffle=False, verbose=0, callbacks=[record])
+        records.append(record.values)
+    assert len(records[0]) == 10
+    for ours, theirs in zip(*records, strict=True):
+        np.testing.assert_allclose(ours, theirs, **EPOCHS)
+
+
+def test_an_assignment_in_any_hook_reaches_the_devices(strategy, data):
+    class Assign(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.model.layers[0].kernel.assign(np.full((4, 8), 0.25))
+
+        def on_epoch_end(self, epoch, logs=None):
+            weights = self.model.get_weights()
+            self.model.set_weights([weight * 0.5 for weight in weights])
+
+    ours, theirs = twins(strategy)
+    for model in (ours, theirs):
+        model.fit(*data, batch_size=20, epochs=2, shuffle=False, verbose=0, callbacks=[Assign()])
+    assert_same_weights(ours, theirs, **EPOCHS)
+
+
+def test_an_assignment_between_two_fits_counts(strategy, data):
+    ours, theirs = twins(strategy)
+    for model in (ours, theirs):
+        model.fit(*data, shuffle=False, verbose=0)
+        model.layers[-1].bias.assign([1.0, -1.0, 0.0])
+        model.optimizer.learning_rate = 0.01
+        model.fit(*data, shuffle=False, verbose=0)
+    assert_same_weights(ours, theirs, **EPOCHS)
+    assert int(ours.optimizer.iterations) == 4
+    np.testing.assert_allclose(ours.predict(data[0], verbose=0), theirs.predict(data[0], verbose=0), **EPOCHS)
+
+
+@pytest.mark.parametrize(
+    "hook", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_epoch_end"]
+)
+def test_stopping_and_a_new_learning_rate_in_any_hook(strategy, data, hook):
+    class Change(keras.callbacks.Callback):
+        calls = 0
+
+        def change(self):
+            self.calls += 1
+            self.model.optimizer.learning_rate = 0.5 / self.calls
+            if self.calls == 3:
+                self.model.stop_training = True
+
+    def called(self, *args, **kwargs):
+        self.change()
+
+    setattr(Change, hook, called)
+    epochs = []
+    for model in (models := twins(strategy, optimizer="sgd")):
+        history = model.fit(*data, batch_size=20, epochs=6, shuffle=False, verbose=0, callbacks=[Change()])
+        epochs.append((history.epoch, int(model.optimizer.iterations)))
+    assert epochs[0] == epochs[1]
+    assert_same_weights(*models, **EPOCHS)
+
+
+def test_a_saved_model_has_the_trained_weights_and_state(strategy, data, tmp_path):
+    model = attached(strategy)
+    model.fit(*data, verbose=0)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded).fit is type(model).fit and "fit" not in vars(loaded)
+    assert_same_weights(loaded, model)
+    for ours, theirs in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    other = build_model()
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_same_weights(other, model)
+
+
+def test_a_model_loaded_in_the_scope_is_attached_and_goes_on(strategy, data, tmp_path):
+    model = attached(strategy)
+    model.fit(*data, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert "fit" in vars(loaded)
+    for one in (model, loaded):
+        one.fit(*data, shuffle=False, verbose=0)
+    assert_same_weights(loaded, model, rtol=0, atol=0)
+    assert int(loaded.optimizer.iterations) == 4
+
+
+def test_weights_loaded_into_an_attached_model_count(strategy, data, tmp_path):
+    model = attached(strategy)
+    model.save_weights(tmp_path / "first.weights.h5")
+    first = model.predict(data[0], verbose=0)
+    model.fit(*data, epochs=2, verbose=0)
+    assert not np.allclose(model.predict(data[0], verbose=0), first)
+    model.load_weights(tmp_path / "first.weights.h5")
+    np.testing.assert_allclose(model.predict(data[0], verbose=0), first, rtol=1e-6)
+
+
+def test_freezing_and_compiling_again(strategy, data):
+    ours, theirs = twins(strategy)
+    for model in (ours, theirs):
+        model.fit(*data, shuffle=False, verbose=0)
+        model.get_layer("hidden").trainable = False
+    with pytest.raises(ValueError, match="hidden.*compile"):
+        ours.fit(*data, verbose=0)
+    frozen = ours.get_layer("hidden").get_weights()
+    for model in (ours, theirs):
+        compile_model(model, "sgd").fit(*data, shuffle=False, verbose=0)
+    assert_same_weights(ours, theirs, **EPOCHS)
+    for before, after in zip(frozen, ours.get_layer("hidden").get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_two_models_share_layers(strategy, data):
+    x, y = data
+    base = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6, "relu", name="shared")])
+    first = attached(strategy, keras.Sequential([keras.layers.Input((4,)), base, keras.layers.Dense(3, "softmax")]))
+    second = attached(strategy, keras.Sequential([keras.layers.Input((4,)), base, keras.layers.Dense(3, "softmax")]))
+    first.fit(x, y, verbose=0)
+    kernel = base.get_weights()[0].copy()
+    second.fit(x, y, verbose=0)
+    assert not np.array_equal(base.get_weights()[0], kernel)
+    kernel = base.get_weights()[0].copy()
+    np.testing.assert_array_equal(first.layers[0].get_weights()[0], kernel)
+    np.testing.assert_allclose(
+        first.predict(x, verbose=0), keras.ops.convert_to_numpy(first(x, training=False)), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_copies_are_plain_models(strategy, data):
+    model = attached(strategy)
+    model.fit(*data, verbose=0)
+    for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert "fit" not in vars(twin)
+        assert_same_weights(twin, model)
+    clone = keras.models.clone_model(model)
+    assert "fit" not in vars(clone)
+    assert model.to_json() == keras.models.model_from_json(model.to_json()).to_json()
+    assert {type(weight).__module__ for weight in clone.weights} == {
+        type(weight).__module__ for weight in model.weights
+    }
+
+
+def test_restoring_the_best_weights_of_early_stopping(strategy, data):
+    weights = {}
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            weights[epoch] = self.model.get_weights()
+
+    model = attached(strategy, optimizer=keras.optimizers.SGD(5.0))
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+    history = model.fit(*data, epochs=20, validation_data=data, verbose=0, callbacks=[Keep(), stopping])
+    best = int(np.argmin(history.history["val_loss"]))
+    assert stopping.best_epoch == best and len(history.epoch) == best + 3
+    for ours, expected in zip(model.get_weights(), weights[best], strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_moving_averages_of_weights(strategy, data):
+    arguments = {"optimizer": None}
+    models = []
+    for scope in (True, False):
+        arguments["optimizer"] = keras.optimizers.Adam(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None)
+        model = build_model()
+        models.append(attached(strategy, model, **arguments) if scope else compile_model(model, **arguments))
+    models[1].set_weights(models[0].get_weights())
+    for model in models:
+        model.fit(*data, epochs=2, shuffle=False, verbose=0)
+    assert_same_weights(*models, **EPOCHS)
+
+
+def test_weights_without_axes_are_read_and_saved(strategy, data, tmp_path):
+    inputs = keras.Input((4,))
+    normalization = keras.layers.Normalization()
+    model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(normalization(inputs)))
+    normalization.adapt(data[0])
+    attached(strategy, model).fit(*data, verbose=0)
+    model.save(tmp_path / "model.keras")
+    assert_same_weights(keras.models.load_model(tmp_path / "model.keras"), model)
+
+
+def test_steps_of_an_optimizer_from_python_count(strategy, data):
+    ours, theirs = twins(strategy, optimizer=keras.optimizers.SGD(0.5))
+    theirs.optimizer = keras.optimizers.SGD(0.5)
+    theirs.optimizer.build(theirs.trainable_variables)
+    for model in (ours, theirs):
+        if model is ours:
+            model.fit(*data, epochs=0, verbose=0)
+            model.evaluate(*data, verbose=0)
+        gradients = [keras.ops.ones(variable.shape) for variable in model.trainable_variables]
+        model.optimizer.apply(gradients, model.trainable_variables)
+    np.testing.assert_allclose(ours.predict(data[0], verbose=0), theirs.predict(data[0], verbose=0), **EPOCHS)
+
+
+def test_a_trained_model_inside_another(strategy, data):
+    x, y = data
+    base = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3)])
+    base.compile("adam", "mse")
+    base.fit(x, y, verbose=0)
+    base.trainable = False
+    frozen = base.get_weights()
+    model = attached(strategy, keras.Sequential([keras.layers.Input((4,)), base, keras.layers.Dense(3, "softmax")]))
+    model.fit(x, y, epochs=2, verbose=0)
+    for before, after in zip(frozen, base.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
