@@ -4,10 +4,10 @@ use super::async_reduce::Run;
 use super::reduction::RING;
 use crate::executor::FlatLayout;
 use crate::worker::has_compute;
+use phalanx_graph::ParamId;
 use phalanx_graph::program::{
     GradientPlan, Instr, Location, Program, ShardLevel, WeightGroup, split_range,
 };
-use phalanx_graph::ParamId;
 use std::ops::Range;
 use std::sync::Arc;
 

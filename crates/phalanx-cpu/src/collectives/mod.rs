@@ -3,8 +3,8 @@
 
 pub(crate) mod async_reduce;
 mod chunks;
-mod exchanges;
 pub(crate) mod exchange_layout;
+mod exchanges;
 mod norms;
 pub(crate) mod parts;
 pub(crate) mod process_collectives;

@@ -216,7 +216,12 @@ pub(super) fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Chunk,
 }
 
 /// Copies a chunk of a gradient from the shares that the devices summed in [`reduce_scatter`].
-pub(super) fn gather_shares(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Chunk, tile: &mut [f32]) {
+pub(super) fn gather_shares(
+    ctx: &WorkerCtx<'_>,
+    g: &GradientPlan,
+    chunk: &Chunk,
+    tile: &mut [f32],
+) {
     let (devices, wanted) = (ctx.run.mesh.devices, &chunk.elements);
     for device in ctx.run.devices() {
         let owner = ctx.run.device_memory(device, ctx.part);

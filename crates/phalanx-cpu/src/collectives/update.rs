@@ -8,14 +8,15 @@ use super::chunks::{Chunk, chunks, longest_chunk, worker_part};
 use super::norms;
 use super::process_collectives::ProcessCollectives;
 use super::reduction::{
-    gather_shares, reads_shares, reduce_across_processes, reduce_scatter, reduces_early, sum_partials,
+    gather_shares, reads_shares, reduce_across_processes, reduce_scatter, reduces_early,
+    sum_partials,
 };
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::worker::{WorkerCtx, sharded_dense};
+use phalanx_graph::Scope;
 use phalanx_graph::loss_scale::{LossScale, STATE};
 use phalanx_graph::program::{GradientPlan, ShardLevel, UpdatePlan, split_range};
 use phalanx_graph::update::Clip;
-use phalanx_graph::Scope;
 
 /// Maximum number of optimizer slots.
 pub(crate) const MAX_SLOTS: usize = 8;

@@ -242,7 +242,6 @@ impl<'a> WorkerCtx<'a> {
             Scope::All => self.run.barrier.wait(),
         }
     }
-
 }
 
 /// Runs an instruction and records its time.
@@ -250,9 +249,7 @@ fn run_timed(ctx: &WorkerCtx<'_>, at: usize, instr: &Instr) {
     let begin = Instant::now();
     run_instr(ctx, at, instr);
     // SAFETY: only this worker uses its table, which has one number per instruction.
-    unsafe {
-        *ctx.memory().seconds.ptr().cast::<f64>().add(at) = begin.elapsed().as_secs_f64()
-    };
+    unsafe { *ctx.memory().seconds.ptr().cast::<f64>().add(at) = begin.elapsed().as_secs_f64() };
 }
 
 fn run_instr(ctx: &WorkerCtx<'_>, at: usize, instr: &Instr) {
@@ -274,9 +271,7 @@ fn run_instr(ctx: &WorkerCtx<'_>, at: usize, instr: &Instr) {
         Instr::AllReduce { scope, input, output } => {
             collectives::all_reduce(ctx, *scope, *input, *output)
         }
-        Instr::ReplicaMean { input, output } => {
-            collectives::replica_mean(ctx, *input, *output)
-        }
+        Instr::ReplicaMean { input, output } => collectives::replica_mean(ctx, *input, *output),
         Instr::ExchangeParts { op, input, output, .. } => {
             collectives::parts::exchange(ctx, *op, *input, *output)
         }
