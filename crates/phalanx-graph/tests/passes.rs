@@ -2,6 +2,7 @@
 //!
 //! `UPDATE_SNAPSHOTS=1 cargo test -p phalanx-graph` rewrites the printed programs.
 
+mod model_axis;
 mod networks;
 mod precision;
 mod printed;
@@ -467,35 +468,4 @@ fn the_loss_scale_is_read_before_the_update_and_fetched_after_it() {
             assert_eq!(half, policy == Policy::MixedFloat16, "{program}");
         }
     }
-}
-
-#[test]
-fn the_devices_of_a_replica_exchange_as_little_as_their_layout_needs() {
-    let cut = |mut step: Step, cuts: &[(&str, usize)]| {
-        for (name, axis) in cuts {
-            let at = step.graph.params().iter().position(|p| p.name == *name).expect("a parameter");
-            step.graph.cut(ParamId(at as u32), *axis);
-        }
-        Program::compile(step, Options::new(ONE.with_model(2), 8)).unwrap().to_string()
-    };
-    let count = |text: &str, what: &str| text.lines().filter(|l| l.contains(what)).count();
-    // Query, key and value share the sum of their derivatives, and so do the two halves of each pair of dense layers.
-    let blocks = [
-        ("attention/query/kernel", 1),
-        ("attention/key/kernel", 1),
-        ("attention/value/kernel", 1),
-        ("attention/output/kernel", 0),
-        ("up/kernel", 1),
-        ("down/kernel", 0),
-    ];
-    let text = cut(transformer(momentum(None), (0.0, 0.0)), &blocks);
-    assert_eq!(count(&text, "= sum_parts("), 4, "two forward, two backward: {text}");
-    // The crossentropy over parts of the classes takes one maximum and two sums, and backward one.
-    let text =
-        cut(transformer(momentum(None), (0.0, 0.0)), &[("logits/kernel", 1), ("logits/bias", 0)]);
-    assert_eq!((count(&text, "= max_parts("), count(&text, "= sum_parts(")), (1, 3), "{text}");
-    // Filters, then input channels.
-    let cuts = [("first/kernel", 3), ("second/kernel", 2)];
-    let text = cut(even_cnn(Scope::All, momentum(None)), &cuts);
-    assert_eq!(count(&text, "= sum_parts("), 1, "{text}");
 }

@@ -34,150 +34,170 @@ fn with(lead: &[Label], last: &[Label]) -> Vec<Label> {
     [lead, last].concat()
 }
 
+/// Labels that no axis of the other operand has by its position.
+const K: Label = Some(1000);
+const N: Label = Some(1001);
+
 impl Factors {
     /// The factors of an op on operands `x` with result `y`.
     pub fn of(op: &Op, x: &[&Type], y: &Type) -> Factors {
-        let rank = |i: usize| x[i].dims.len();
-        let none = || Factors {
+        let found = layout(op, x, y).or_else(|| product(op, x)).or_else(|| lookup(op, x));
+        let fitting = found.or_else(|| window(op, x, y)).filter(|factors| factors.fit(x, y));
+        fitting.unwrap_or_else(|| Factors {
             inputs: x.iter().map(|t| whole(t.dims.len())).collect(),
             output: whole(y.dims.len()),
-        };
-        let lead = |i: usize| fresh(0, rank(i).saturating_sub(1));
-        let (k, n) = (Some(1000), Some(1001));
-        match op {
-            Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Fused(_) | Op::Broadcast { .. } => {
-                elementwise(x, y)
-            }
-            Op::Cast { .. }
-            | Op::SumRows
-            | Op::AllReduce { .. }
-            | Op::ReplicaMean
-            | Op::BatchStats { .. } => {
-                let labels = fresh(0, y.dims.len());
-                Factors { inputs: vec![labels.clone(); x.len()], output: labels }
-            }
-            Op::Dropout { noise, .. } => {
-                // Along an axis that shares its mask, parts have the same one.
-                let shared = |(axis, size): (usize, &usize)| {
-                    Some(axis as u16).filter(|_| *size == 1 && y.dims[axis] > 1)
-                };
-                let labels: Vec<Label> = noise.iter().enumerate().map(shared).collect();
-                Factors { inputs: vec![labels.clone()], output: labels }
-            }
-            Op::Reduce { axes, .. } => {
-                let input = fresh(0, rank(0));
-                let stays =
-                    |(axis, label): (usize, &Label)| label.filter(|_| !axes.contains(&axis));
-                let output = input.iter().enumerate().map(stays).collect();
-                Factors { inputs: vec![input], output }
-            }
-            Op::Reshape { dims } => reshape(&x[0].dims, dims),
-            Op::Transpose { perm } => {
-                let input = fresh(0, rank(0));
-                Factors {
-                    output: perm.iter().map(|axis| input[*axis]).collect(),
-                    inputs: vec![input],
-                }
-            }
-            Op::Concat { axis }
-            | Op::Slice { axis, .. }
-            | Op::Stride { axis, .. }
-            | Op::Dilate { axis, .. } => {
-                let mut labels = fresh(0, y.dims.len());
-                labels[*axis] = None;
-                Factors { inputs: vec![labels.clone(); x.len()], output: labels }
-            }
-            Op::Pad { before, after } => {
-                let kept = |axis: usize| {
-                    Some(axis as u16).filter(|_| before[axis] == 0 && after[axis] == 0)
-                };
-                let labels: Vec<Label> = (0..rank(0)).map(kept).collect();
-                Factors { inputs: vec![labels.clone()], output: labels }
-            }
-            Op::Dot(e) => {
-                let mut inputs = vec![with(&lead(0), &[k]), vec![k, n]];
-                if e.bias {
-                    inputs.push(vec![n]);
-                }
-                Factors { inputs, output: with(&lead(0), &[n]) }
-            }
-            Op::DotGradInput => Factors {
-                inputs: vec![with(&lead(0), &[n]), vec![k, n]],
-                output: with(&lead(0), &[k]),
-            },
-            Op::DotGradKernel => Factors {
-                inputs: vec![with(&lead(0), &[k]), with(&lead(1), &[n])],
-                output: vec![k, n],
-            },
-            Op::MatMul(c) => {
-                let labels = |labels: &[u8]| labels.iter().map(|l| Some(u16::from(*l))).collect();
-                Factors {
-                    inputs: vec![labels(&c.left), labels(&c.right)],
-                    output: labels(&c.result),
-                }
-            }
-            Op::Conv(geom, e) if geom.groups == 1 => {
-                let mut inputs = vec![vec![None, None, k], vec![None, None, k, n]];
-                if e.bias {
-                    inputs.push(vec![n]);
-                }
-                Factors { inputs, output: vec![None, None, n] }.fitting(x, y).unwrap_or_else(none)
-            }
-            Op::ConvGradInput(geom) if geom.groups == 1 => Factors {
-                inputs: vec![vec![None, None, n], vec![None, None, k, n]],
-                output: vec![None, None, k],
-            }
-            .fitting(x, y)
-            .unwrap_or_else(none),
-            Op::ConvGradKernel(geom) if geom.groups == 1 => Factors {
-                inputs: vec![vec![None, None, k], vec![None, None, n]],
-                output: vec![None, None, k, n],
-            }
-            .fitting(x, y)
-            .unwrap_or_else(none),
-            Op::Pool(..) | Op::PoolGrad(..) | Op::Upsample { .. } | Op::UpsampleGrad { .. } => {
-                channels(x, y)
-            }
-            Op::Moments
-            | Op::BatchNorm(_)
-            | Op::BatchNormGradSums(_)
-            | Op::BatchNormGradInput(_) => channels(x, y),
-            Op::Softmax | Op::LogSoftmax | Op::LayerNorm(_) | Op::LayerNormGrad(_) => {
-                let labels = with(&lead(0), &[None]);
-                Factors { inputs: vec![labels.clone(); x.len()], output: labels }
-            }
-            Op::SparseXent | Op::InTopK { .. } => {
-                Factors { inputs: vec![with(&lead(0), &[None]), lead(0)], output: lead(0) }
-            }
-            Op::SparseXentGrad => {
-                let logits = with(&lead(0), &[None]);
-                Factors { inputs: vec![logits.clone(), lead(0), lead(0)], output: logits }
-            }
-            Op::Gather => {
-                let index = fresh(0, rank(1));
-                // Words that a device does not hold are zero.
-                Factors { inputs: vec![vec![k, n], index.clone()], output: with(&index, &[n]) }
-            }
-            Op::GatherGrad { .. } => {
-                let index = fresh(0, rank(0));
-                Factors { inputs: vec![index.clone(), with(&index, &[n])], output: vec![None, n] }
-            }
-            Op::OneHot { .. } => Factors {
-                inputs: vec![fresh(0, rank(0))],
-                output: with(&fresh(0, rank(0)), &[None]),
-            },
-            Op::ArgMax => Factors { inputs: vec![with(&lead(0), &[None])], output: lead(0) },
-            _ => none(),
-        }
+        })
     }
 
-    /// These factors if there is a label for every axis.
-    fn fitting(self, x: &[&Type], y: &Type) -> Option<Factors> {
-        let fits = |labels: &Vec<Label>, t: &&Type| labels.len() == t.dims.len();
-        let all =
-            self.inputs.iter().zip(x).all(|(labels, t)| fits(labels, t)) && fits(&self.output, &y);
-        all.then_some(self)
+    /// The same labels for all operands and the result.
+    fn same(labels: Vec<Label>, operands: usize) -> Factors {
+        Factors { inputs: vec![labels.clone(); operands], output: labels }
     }
+
+    /// Whether there is a label for every axis.
+    fn fit(&self, x: &[&Type], y: &Type) -> bool {
+        let fits = |labels: &Vec<Label>, t: &&Type| labels.len() == t.dims.len();
+        self.inputs.iter().zip(x).all(|(labels, t)| fits(labels, t)) && fits(&self.output, &y)
+    }
+}
+
+/// Labels of all axes of a type but the last.
+fn lead(t: &Type) -> Vec<Label> {
+    fresh(0, t.dims.len().saturating_sub(1))
+}
+
+/// Ops on single elements, and ops that move or combine elements along some of the axes.
+fn layout(op: &Op, x: &[&Type], y: &Type) -> Option<Factors> {
+    Some(match op {
+        Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Fused(_) | Op::Broadcast { .. } => {
+            elementwise(x, y)
+        }
+        Op::Cast { .. }
+        | Op::SumRows
+        | Op::AllReduce { .. }
+        | Op::ReplicaMean
+        | Op::BatchStats { .. } => Factors::same(fresh(0, y.dims.len()), x.len()),
+        Op::Dropout { noise, .. } => {
+            // Along an axis that shares its mask, parts have the same one.
+            let shared = |(axis, size): (usize, &usize)| {
+                Some(axis as u16).filter(|_| *size == 1 && y.dims[axis] > 1)
+            };
+            Factors::same(noise.iter().enumerate().map(shared).collect(), 1)
+        }
+        Op::Reduce { axes, .. } => {
+            let input = fresh(0, x[0].dims.len());
+            let stays = |(axis, label): (usize, &Label)| label.filter(|_| !axes.contains(&axis));
+            let output = input.iter().enumerate().map(stays).collect();
+            Factors { inputs: vec![input], output }
+        }
+        Op::Reshape { dims } => reshape(&x[0].dims, dims),
+        Op::Transpose { perm } => {
+            let input = fresh(0, x[0].dims.len());
+            let output = perm.iter().map(|axis| input[*axis]).collect();
+            Factors { inputs: vec![input], output }
+        }
+        Op::Concat { axis }
+        | Op::Slice { axis, .. }
+        | Op::Stride { axis, .. }
+        | Op::Dilate { axis, .. } => {
+            let mut labels = fresh(0, y.dims.len());
+            labels[*axis] = None;
+            Factors::same(labels, x.len())
+        }
+        Op::Pad { before, after } => {
+            let kept =
+                |axis: usize| Some(axis as u16).filter(|_| before[axis] == 0 && after[axis] == 0);
+            Factors::same((0..x[0].dims.len()).map(kept).collect(), 1)
+        }
+        _ => return None,
+    })
+}
+
+/// Products of two operands.
+fn product(op: &Op, x: &[&Type]) -> Option<Factors> {
+    Some(match op {
+        Op::Dot(e) => {
+            let mut inputs = vec![with(&lead(x[0]), &[K]), vec![K, N]];
+            if e.bias {
+                inputs.push(vec![N]);
+            }
+            Factors { inputs, output: with(&lead(x[0]), &[N]) }
+        }
+        Op::DotGradInput => Factors {
+            inputs: vec![with(&lead(x[0]), &[N]), vec![K, N]],
+            output: with(&lead(x[0]), &[K]),
+        },
+        Op::DotGradKernel => Factors {
+            inputs: vec![with(&lead(x[0]), &[K]), with(&lead(x[1]), &[N])],
+            output: vec![K, N],
+        },
+        Op::MatMul(c) => {
+            let labels = |labels: &[u8]| labels.iter().map(|l| Some(u16::from(*l))).collect();
+            Factors { inputs: vec![labels(&c.left), labels(&c.right)], output: labels(&c.result) }
+        }
+        Op::Conv(geom, e) if geom.groups == 1 => {
+            let mut inputs = vec![vec![None, None, K], vec![None, None, K, N]];
+            if e.bias {
+                inputs.push(vec![N]);
+            }
+            Factors { inputs, output: vec![None, None, N] }
+        }
+        Op::ConvGradInput(geom) if geom.groups == 1 => Factors {
+            inputs: vec![vec![None, None, N], vec![None, None, K, N]],
+            output: vec![None, None, K],
+        },
+        Op::ConvGradKernel(geom) if geom.groups == 1 => Factors {
+            inputs: vec![vec![None, None, K], vec![None, None, N]],
+            output: vec![None, None, K, N],
+        },
+        _ => return None,
+    })
+}
+
+/// Ops that pick elements by number, or number them.
+fn lookup(op: &Op, x: &[&Type]) -> Option<Factors> {
+    let classes = || with(&lead(x[0]), &[None]);
+    Some(match op {
+        Op::SparseXent | Op::InTopK { .. } => {
+            Factors { inputs: vec![classes(), lead(x[0])], output: lead(x[0]) }
+        }
+        Op::SparseXentGrad => {
+            Factors { inputs: vec![classes(), lead(x[0]), lead(x[0])], output: classes() }
+        }
+        Op::Gather => {
+            let index = fresh(0, x[1].dims.len());
+            // Words that a device does not hold are zero.
+            Factors { inputs: vec![vec![K, N], index.clone()], output: with(&index, &[N]) }
+        }
+        Op::GatherGrad { .. } => {
+            let index = fresh(0, x[0].dims.len());
+            Factors { inputs: vec![index.clone(), with(&index, &[N])], output: vec![None, N] }
+        }
+        Op::OneHot { .. } => {
+            let index = fresh(0, x[0].dims.len());
+            Factors { output: with(&index, &[None]), inputs: vec![index] }
+        }
+        Op::ArgMax => Factors { inputs: vec![classes()], output: lead(x[0]) },
+        _ => return None,
+    })
+}
+
+/// Ops over whole rows, and ops over pixels that treat channels independently.
+fn window(op: &Op, x: &[&Type], y: &Type) -> Option<Factors> {
+    Some(match op {
+        Op::Softmax | Op::LogSoftmax | Op::LayerNorm(_) | Op::LayerNormGrad(_) => {
+            Factors::same(with(&lead(x[0]), &[None]), x.len())
+        }
+        Op::Pool(..)
+        | Op::PoolGrad(..)
+        | Op::Upsample { .. }
+        | Op::UpsampleGrad { .. }
+        | Op::Moments
+        | Op::BatchNorm(_)
+        | Op::BatchNormGradSums(_)
+        | Op::BatchNormGradInput(_) => channels(x, y),
+        _ => return None,
+    })
 }
 
 /// Axes aligned at the end, as in NumPy; those of size one that are broadcast have no label.

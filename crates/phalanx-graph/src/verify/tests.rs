@@ -5,7 +5,7 @@ use super::*;
 use crate::geometry::{ConvGeom, Padding, Window};
 use crate::graph::{FeedId, Graph, NodeId};
 use crate::ops::{Instr as TapeStep, PoolKind, Tape, Unary};
-use crate::program::{Mesh, Options, Sharding};
+use crate::program::{Mesh, Options, ShardLevel, Sharding, UpdatePlan};
 use crate::step::{Fetch, Gradient, Step};
 use crate::types::{Scope, Space};
 use crate::update::{RuleBuilder, Slot, SlotInit, UpdateRule};

@@ -5,21 +5,19 @@
 //! average of the weights follow as nodes over mirrored values. Slots are parameters beside the weights, and the step
 //! assigns all of them at its end. So every executor and strategy runs these updates without a kernel of their own.
 
+mod fed;
+
+pub(crate) use fed::{Fed, numbers};
+
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::layer::{Lowering, ModelWeight};
 use crate::model::definition::{Definition, ModelKind};
 use crate::optimizers::{Optimizer, TrainedWeight, WeightSlot, WeightUpdate, sum, sum_of_squares};
-use phalanx_exec::Accumulate;
 use phalanx_graph::loss_scale::{LossScale, STATE};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::update::{Clip, SlotInit};
-use phalanx_graph::{Gradient, Graph, NodeId, Op, ParamId, Scope, Step, Type};
-
-/// The numbers that the host feeds to every step before the optimizers' own: how much of the accumulated gradients is
-/// kept, the weight of this batch, what their sum is multiplied by, whether it is applied, and whether this is the first
-/// update.
-const NUMBERS: usize = 5;
+use phalanx_graph::{Gradient, Graph, NodeId, Op, ParamId, Scope, Step};
 
 /// The state that an optimizer keeps for one weight, as parameters of the graph.
 #[derive(Clone, Debug)]
@@ -168,75 +166,6 @@ impl UpdateState {
     /// The state of a weight.
     pub fn of(&self, param: ParamId) -> Option<&WeightState> {
         self.weights.iter().find(|w| w.param == param)
-    }
-}
-
-/// The numbers that the host feeds to update number `update`. `rate` gives the learning rate of each member.
-pub(crate) fn numbers(
-    optimizer: &dyn Optimizer,
-    accumulate: Option<Accumulate>,
-    update: u64,
-    rate: impl Fn(&dyn Optimizer) -> f64,
-) -> Vec<f32> {
-    let flag = |set: bool| f32::from(u8::from(set));
-    let mut out = match accumulate {
-        None => vec![0.0, 1.0, 1.0, 1.0],
-        Some(a) => vec![flag(!a.first), a.weight, a.apply.unwrap_or(0.0), flag(a.apply.is_some())],
-    };
-    out.push(flag(update <= 1));
-    for member in members(optimizer) {
-        let rate = rate(member);
-        let own = member.step_scalars(rate, update);
-        let all = [rate].into_iter().chain(own).chain(member.common().average_scalars(update));
-        out.extend(all.map(|s| s as f32));
-    }
-    out
-}
-
-/// The nodes of the fed numbers.
-pub(crate) struct Fed {
-    keep: NodeId,
-    weight: NodeId,
-    mean: NodeId,
-    apply: NodeId,
-    first: NodeId,
-    members: Vec<MemberNumbers>,
-}
-
-/// The fed numbers of one optimizer.
-struct MemberNumbers {
-    rate: NodeId,
-    own: Vec<NodeId>,
-    average: Vec<NodeId>,
-}
-
-impl Fed {
-    /// The nodes in the order of [`numbers`]; `next` gives one after the other.
-    pub fn new(optimizer: &dyn Optimizer, mut next: impl FnMut() -> Result<NodeId>) -> Result<Fed> {
-        let mut shared = [NodeId(0); NUMBERS];
-        for node in &mut shared {
-            *node = next()?;
-        }
-        let [keep, weight, mean, apply, first] = shared;
-        let mut all = vec![];
-        for member in members(optimizer) {
-            let rate = next()?;
-            let (own, average) = (member.step_scalars(0.0, 1), member.common().average_scalars(1));
-            let own = own.iter().map(|_| next()).collect::<Result<_>>()?;
-            let average = average.iter().map(|_| next()).collect::<Result<_>>()?;
-            all.push(MemberNumbers { rate, own, average });
-        }
-        Ok(Fed { keep, weight, mean, apply, first, members: all })
-    }
-
-    /// Each number as a feed of its own.
-    fn declare(g: &mut Graph, optimizer: &dyn Optimizer) -> Result<Fed> {
-        let mut count = 0;
-        Fed::new(optimizer, || {
-            let id = g.add_feed(&format!("update_{count}"), Type::mirrored([]));
-            count += 1;
-            Ok(g.feed(id))
-        })
     }
 }
 

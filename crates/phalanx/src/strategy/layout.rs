@@ -18,7 +18,7 @@ const MAP: &str = "LayoutMap";
 ///
 /// let mesh = DeviceMesh::new([2, 4], ["batch", "model"])?;
 /// assert_eq!(mesh.num_devices(), 8);
-/// # phalanx::Result::Ok(())
+/// # Ok::<(), phalanx::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceMesh {
@@ -107,7 +107,7 @@ impl fmt::Display for DeviceMesh {
 /// let layout = LayoutMap::new(&mesh)
 ///     .insert(".*/ffn_up/kernel", [None, Some("model")])?
 ///     .insert(".*/ffn_down/kernel", [Some("model"), None])?;
-/// # phalanx::Result::Ok(())
+/// # Ok::<(), phalanx::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct LayoutMap {

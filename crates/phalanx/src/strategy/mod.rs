@@ -223,7 +223,7 @@ impl MirroredStrategy {
     /// use phalanx::prelude::*;
     ///
     /// let strategy = DataParallel::cpus(2)?.shard(Shard::Weights);
-    /// # phalanx::Result::Ok(())
+    /// # Ok::<(), phalanx::Error>(())
     /// ```
     pub fn shard(mut self, shard: Shard) -> MirroredStrategy {
         self.shard = shard;

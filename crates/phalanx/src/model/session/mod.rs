@@ -5,6 +5,7 @@ mod batch_checks;
 mod custom;
 mod device_weights;
 mod indices;
+mod loading;
 mod objective;
 mod programs;
 mod resident;
@@ -36,16 +37,16 @@ use crate::error::{Error, Result};
 use crate::layer::{InputSizes, Lowering, ModelWeight, lock};
 use crate::optimizers::Optimizer;
 use crate::schedules::LearningRate;
-use crate::strategy::{Backend, LayoutMap, MirroredStrategy, Recompute, Shard};
+use crate::strategy::{Backend, MirroredStrategy, Recompute, Shard};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
 use phalanx_distributed::launch::is_first_worker;
-use phalanx_exec::{ExecError, LocalShard, ProgramId, StepTimes};
+use phalanx_exec::{LocalShard, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::{Policy, Split};
-use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step, Type};
-use programs::{BuiltStep, LoadedProgram};
+use phalanx_graph::program::Policy;
+use phalanx_graph::{Mesh, ParamId, ParamSpec, Program, Step, Type};
+use programs::BuiltStep;
 use resident::ResidentTables;
 use serde_json::Map;
 use shapes::{BatchShape, ShapeCache};
@@ -289,17 +290,6 @@ impl Session {
         Ok(())
     }
 
-    /// Fails if the devices of a replica cannot divide a step.
-    fn check_division(&self, step: &Step) -> Result<()> {
-        let parts = self.mesh().model;
-        if parts > 1 {
-            let mut step = step.clone();
-            step.graph.set_cuts(&self.placement.cuts);
-            phalanx_graph::passes::partition(step, parts)?;
-        }
-        Ok(())
-    }
-
     /// Loads the step that projects constrained weights, if any.
     fn load_constraints(&mut self, constraints: Option<Step>) -> Result<()> {
         if let Some(mut step) = constraints {
@@ -402,97 +392,6 @@ impl Session {
     /// The devices and workers that programs are compiled for.
     pub(super) fn mesh(&self) -> Mesh {
         lock(&self.executor).mesh()
-    }
-
-    /// What programs for the session's own devices are compiled for.
-    fn options(&self, max_batch: usize) -> Options {
-        let Placement { backend, policy, recompute, .. } = &self.placement;
-        Options { recompute: recompute.1, ..backend.options(self.mesh(), *policy, max_batch) }
-    }
-
-    /// The program of a step as other devices would run it.
-    pub(super) fn program_on(
-        &self,
-        step: ShapedStep,
-        batch: usize,
-        mesh: Mesh,
-        backend: &dyn Backend,
-    ) -> Result<Program> {
-        self.program_cut(step, batch, (mesh, backend), &self.placement.cuts)
-    }
-
-    /// The same with parameters that are divided otherwise.
-    pub(super) fn program_cut(
-        &self,
-        step: ShapedStep,
-        batch: usize,
-        (mesh, backend): (Mesh, &dyn Backend),
-        cuts: &[Option<usize>],
-    ) -> Result<Program> {
-        let (policy, recompute) = (self.placement.policy, self.placement.recompute.1);
-        let options = Options { recompute, ..backend.options(mesh, policy, batch) };
-        let build = |max_batch| self.build(step, max_batch);
-        self.shapes.get(step.shape).steps.compile(step.kind, (options, cuts), build)
-    }
-
-    /// The axis of each parameter that a layout divides.
-    pub(super) fn cuts_of(&self, layout: Option<&LayoutMap>) -> Result<Vec<Option<usize>>> {
-        let mut params = self.weights.specs().to_vec();
-        params.iter_mut().for_each(|spec| spec.cut = None);
-        if let Some(layout) = layout {
-            layout.cut(&mut params, &self.weights.paths(&self.def))?;
-        }
-        Ok(params.iter().map(|spec| spec.cut).collect())
-    }
-
-    /// The program of a step for a batch of this size, as it would run.
-    pub(crate) fn program(&self, step: ShapedStep, max_batch: usize) -> Result<Arc<Program>> {
-        let (steps, options) = (&self.shapes.get(step.shape).steps, self.options(max_batch));
-        let cuts = &self.placement.cuts;
-        steps.program(step.kind, (options, cuts), |max_batch| self.build(step, max_batch))
-    }
-
-    /// The loaded program of a step for batches of this size, if there is one.
-    fn loaded(&self, ShapedStep { kind, shape }: ShapedStep, batch: usize) -> Option<ProgramId> {
-        self.shapes.get(shape).loaded.get(kind, self.has_few_rows(batch), batch)
-    }
-
-    /// Whether a device has so few rows of a batch that it predicts in another way.
-    fn has_few_rows(&self, batch: usize) -> bool {
-        self.options(batch).inference_split() == Split::Spatial
-    }
-
-    /// Loads the program of a step for batches of this size, unless one that serves them is loaded.
-    /// No step may be in flight.
-    pub(crate) fn ensure_loaded(&mut self, step: ShapedStep, batch: usize) -> Result<ProgramId> {
-        if let Some(id) = self.loaded(step, batch) {
-            return Ok(id);
-        }
-        let mut program = self.program(step, batch)?;
-        if let Some(limit) = self.placement.backend.memory_limit()
-            && let Some(smaller) = self.recompute_to_fit(&program, step, batch, limit.total)?
-        {
-            program = smaller;
-        }
-        self.check_memory(&program, step, batch)?;
-        let mut loaded = lock(&self.executor).load(program.clone());
-        if matches!(loaded, Err(ExecError::Memory { .. })) && self.evict_all() {
-            loaded = lock(&self.executor).load(program.clone());
-        }
-        if let Err(ExecError::Memory { available: Some(available), .. }) = &loaded
-            && let Some(smaller) = self.recompute_to_fit(&program, step, batch, *available)?
-        {
-            loaded = lock(&self.executor).load(smaller.clone());
-            program = smaller;
-        }
-        let id = loaded.map_err(|e| self.explain_out_of_memory(e, step, batch))?;
-        let loaded = LoadedProgram { id, max_batch: batch, fetches: program.fetches().to_vec() };
-        let few_rows = self.has_few_rows(batch);
-        let programs = &mut self.shapes.get_mut(step.shape).loaded;
-        if let Some(replaced) = programs.set(step.kind, few_rows, loaded) {
-            lock(&self.executor).unload(replaced.id);
-        }
-        Ok(id)
     }
 
     pub(crate) fn times(&self) -> StepTimes {
