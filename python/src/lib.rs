@@ -10,7 +10,7 @@ mod hooks;
 mod shared;
 
 use phalanx::saving;
-use phalanx::strategy::visible_devices;
+use phalanx::strategy::{DeviceKind, list_physical_devices};
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
@@ -32,10 +32,11 @@ mod _phalanx {
     const __version__: &str = env!("CARGO_PKG_VERSION");
 }
 
-/// The visible devices, such as `["cpu:0"]`.
+/// The devices of this machine, such as `["gpu:0", "cpu:0"]`.
 #[pyfunction]
 fn list_devices() -> Vec<String> {
-    visible_devices().iter().map(ToString::to_string).collect()
+    let devices = DeviceKind::ALL.into_iter().flat_map(list_physical_devices);
+    devices.map(|device| device.to_string()).collect()
 }
 
 /// Every unsupported part of a model's config.

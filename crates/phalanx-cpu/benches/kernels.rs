@@ -12,13 +12,15 @@ use phalanx_cpu::kernels::conv::{self, Conv, Method, Pass};
 use phalanx_cpu::kernels::dot;
 use phalanx_cpu::kernels::elementwise::TapePlan;
 use phalanx_cpu::kernels::layout::{Dst, Src};
+use phalanx_cpu::kernels::matmul::{self, Pointers, Product};
 use phalanx_cpu::kernels::matrix::{Epilogue, MatrixMut, MatrixRef};
 use phalanx_cpu::kernels::norm::{self, BatchNorm, NormPass};
 use phalanx_cpu::kernels::pool::{self, Windows};
 use phalanx_cpu::kernels::reduce::{self, Reduction};
 use phalanx_cpu::kernels::softmax::{self, Logits};
 use phalanx_cpu::simd::Isa;
-use phalanx_graph::ops::{PoolKind, ReduceKind, Unary};
+use phalanx_graph::ops::matmul::Layout;
+use phalanx_graph::ops::{Contraction, PoolKind, ReduceKind, Unary};
 use phalanx_graph::update::{RuleBuilder, Slot, SlotInit, UpdateRule};
 use phalanx_graph::{ConvGeom, Padding, Window};
 
@@ -71,9 +73,16 @@ fn memory_bound(
     group.bench_function(name, |b| b.iter(&mut work));
 }
 
-/// Dense layers: 64 rows, 784 to 256 features.
+/// Dense layers: of a perceptron, of a recurrent layer and of a small transformer.
 fn gemm(c: &mut Criterion) {
-    let (isa, [m, k, n]) = (isa(), [64, 784, 256]);
+    for sizes in [[64, 784, 256], [3200, 128, 256], [3200, 32, 32]] {
+        dense(c, sizes);
+    }
+}
+
+/// The three passes of a dense layer.
+fn dense(c: &mut Criterion, [m, k, n]: [usize; 3]) {
+    let isa = isa();
     let (mut x, mut y) = (Buffer::new(m * k), Buffer::new(m * n));
     let (mut w, mut scratch) = (Buffer::new(k * n), Buffer::new(dot::scratch_len(k, n)));
     let (x, y, w, scratch) = (x.get(), y.get(), w.get(), scratch.get());
@@ -98,6 +107,41 @@ fn gemm(c: &mut Criterion) {
             dot::grad_weight(isa, x, dy, MatrixMut::contiguous(w, k, n));
         });
     });
+}
+
+/// The products of attention, two heads of 16 over 200 positions, and of its gradients. `a` is a head, `b` and `c` are
+/// positions, `d` is the width of a head.
+fn attention(c: &mut Criterion) {
+    const SIZES: [usize; 4] = [2, 200, 200, 16];
+    let (isa, rows) = (isa(), 16);
+    let dims = |labels: &str| -> Vec<usize> {
+        labels.bytes().map(|l| SIZES[usize::from(l - b'a')]).collect()
+    };
+    let mut buffers = [0; 3].map(|_| Buffer::new(rows * 2 * 200 * 200));
+    let [left, right, result] = &mut buffers;
+    let at = Pointers {
+        left: left.get().as_ptr(),
+        right: right.get().as_ptr(),
+        result: result.get().as_mut_ptr(),
+    };
+    let mut scratch = Buffer::new(matmul::scratch_len());
+    let scratch = scratch.get();
+    let mut group = products(c, "attention 2x200x16", rows * SIZES.iter().product::<usize>());
+    for (name, [l, r, y]) in [
+        ("scores", ["bad", "cad", "abc"]),
+        ("values", ["abc", "cad", "bad"]),
+        ("grad_values", ["bad", "abc", "cad"]),
+        ("grad_keys", ["abc", "bad", "cad"]),
+    ] {
+        let contraction = Contraction::new(l.as_bytes(), r.as_bytes(), y.as_bytes(), false);
+        let [l, r, y] = [l, r, y].map(dims);
+        let layout = |dims| Layout { dims, ld: *<[usize]>::last(dims).unwrap(), rows: Some(rows) };
+        let product = Product::new(&contraction.axes(layout(&l), layout(&r), layout(&y)));
+        // SAFETY: the buffers hold the largest operand.
+        group.bench_function(name, |b| {
+            b.iter(|| unsafe { product.run(isa, at, 0..product.items(), scratch) });
+        });
+    }
 }
 
 /// The three passes of a convolution.
@@ -297,6 +341,6 @@ criterion_group! {
         .measurement_time(Duration::from_millis(700))
         .sample_size(20)
         .nresamples(10_000);
-    targets = gemm, convolution, batch_norm, pooling, reduction, tape, softmax
+    targets = gemm, attention, convolution, batch_norm, pooling, reduction, tape, softmax
 }
 criterion_main!(kernels);

@@ -27,15 +27,15 @@ pub struct DeviceArgs {
     /// How GPUs store activations (default: as the model file says, else float32); CPU devices always use 32-bit floats
     #[arg(long)]
     pub precision: Option<PrecisionArg>,
-    /// Divide the training state among workers or GPUs, so that larger models fit
+    /// Divide the training state among the workers of several processes, so that larger models fit. The CPU devices of one
+    /// process share one copy. Not on GPUs
     #[arg(long)]
     pub shard: Option<ShardArg>,
     /// Whether the backward pass computes activations again instead of keeping them: auto (if a step does not fit in memory
     /// otherwise), never, or a number of segments
     #[arg(long, value_parser = recompute, default_value = "auto")]
     pub recompute: Recompute,
-    /// Replicas over all workers, and the devices that divide the work of each, such as data=2,model=4; data=* takes the
-    /// devices there are
+    /// Replicas, and the CPU devices that divide the work of each, such as data=2,model=4; data=* takes the devices there are
     #[arg(long, conflicts_with_all = ["replicas", "gpus"])]
     pub mesh: Option<MeshArg>,
     /// What the second axis of --mesh divides: TOML such as ".*/ffn_up/kernel" = ["-", "model"]

@@ -42,15 +42,29 @@ pub struct Pointers {
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
     axes: ProductAxes,
-    /// Whether the operands are exchanged, so that lines of the result are contiguous.
+    /// Whether the operands are exchanged, so that less has to be transposed.
     swapped: bool,
+}
+
+/// Elements of a product that are transposed on the way: operands to scratch, or scratch to the result.
+fn transposed(axes: &ProductAxes) -> usize {
+    let [left, right, sum] = [&axes.left, &axes.right, &axes.sum].map(|axes| axes.count());
+    let contiguous = |axis: Axis, operand: usize| axis.count == 1 || axis.strides[operand] == 1;
+    let (columns, steps) = (axes.right.split_inner().1, axes.sum.split_inner().1);
+    let count = |contiguous: bool, a: usize, b: usize| if contiguous { 0 } else { a * b };
+    count(contiguous(steps, 0), left, sum)
+        + count(contiguous(columns, 1), right, sum)
+        + count(contiguous(columns, 2), left, right)
 }
 
 impl Product {
     /// A product with these axes.
     pub fn new(axes: &ProductAxes) -> Product {
-        let swapped = !axes.writes_lines() && axes.swapped().writes_lines();
-        Product { axes: if swapped { axes.swapped() } else { *axes }, swapped }
+        let swapped = axes.swapped();
+        match transposed(&swapped) < transposed(axes) {
+            true => Product { axes: swapped, swapped: true },
+            false => Product { axes: *axes, swapped: false },
+        }
     }
 
     /// Number of items: some columns of one batch item each.
@@ -305,6 +319,13 @@ impl Columns<'_, '_> {
 
     /// Copies rows of scratch to the result.
     unsafe fn scatter(&self, first: usize, count: usize) {
+        if let [Axis { strides: [.., 1], .. }] = self.axes.left.loops() {
+            let mut copy = Copy::new();
+            copy.push(self.columns.count, 1, self.columns.strides[2]);
+            copy.push(count, BLOCK_COLS, 1);
+            // SAFETY: the rows are those of the result.
+            return unsafe { copy.run(self.isa, self.buffers.result, self.at.result.add(first)) };
+        }
         for i in 0..count {
             let [_, _, y] = offsets(self.axes.left.loops(), first + i);
             let mut copy = Copy::new();

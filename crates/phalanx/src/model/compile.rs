@@ -8,7 +8,7 @@ use crate::losses::{self, Loss};
 use crate::metrics::Metric;
 use crate::optimizers::{self, LossScaleOptimizer, Optimizer};
 use crate::saving::object;
-use crate::strategy::{MirroredStrategy, Policy};
+use crate::strategy::{MirroredStrategy, Policy, Shard};
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 
@@ -356,10 +356,14 @@ impl Model {
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
         self.def.check_policies()?;
         let resolved = compile.resolve(self.def.outputs.len(), self.def.dtype_policy())?;
-        // Every replica has its own copy of the weights. They count if replicas share the machine's memory.
+        // Copies of the weights in the machine's memory: the model's own, and those of the devices.
         let local = resolved.strategy.local();
-        let shared = local.backend().traits().on_host;
-        self.check_weights(1 + if shared { local.num_replicas_in_sync() } else { 0 })?;
+        let copies = match (local.backend().traits().on_host, local.requested_shard()) {
+            (false, _) => 0,
+            (true, Shard::None) => local.num_replicas_in_sync(),
+            (true, _) => 1,
+        };
+        self.check_weights(1 + copies)?;
         self.initialize(resolved.seed)?;
         // Frees the devices' memory before the new session allocates. What it has trained must not be lost.
         if let Some(session) = self.session_slot() {

@@ -215,9 +215,9 @@ impl MirroredStrategy {
         self
     }
 
-    /// Divides the training state among memories instead of copying it to every replica: what [`Shard`] says, and
-    /// everything before it. A memory is that of a GPU, or of a process with all of its CPU devices. The weights that
-    /// result have the same bits on CPU devices, and the same values up to rounding on GPUs.
+    /// Divides the training state among processes instead of copying it to every replica: what [`Shard`] says, and
+    /// everything before it. The CPU devices of a process share one copy. The weights that result have the bits of
+    /// mirrored training. On GPUs `compile` fails.
     ///
     /// ```
     /// use phalanx::prelude::*;
@@ -320,15 +320,14 @@ impl MirroredStrategy {
             return Err(Error::argument(OWNER, "deterministic", "CPU devices", self.devices[0]));
         }
         let places: Vec<Place> = self.devices.iter().map(Device::place).collect();
-        let shard = self.shard;
         let request = OpenRequest {
             places: &places,
-            model: 1,
+            model: self.model,
             threads,
             deterministic,
             params,
             cluster,
-            shard,
+            shard: self.shard,
         };
         Ok(self.backend.open(request)?)
     }

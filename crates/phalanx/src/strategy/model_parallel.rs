@@ -1,11 +1,12 @@
 //! Replicas of several devices.
 
-use super::{Device, DeviceKind, LayoutMap, MirroredStrategy, Shard, visible_devices};
+use super::{Device, LayoutMap, MirroredStrategy, Shard};
 use crate::error::{Error, Result};
 use crate::workers::MultiWorkerMirroredStrategy;
 
 /// Training on a mesh of devices. Along the batch axis each replica has its own samples, as in [`MirroredStrategy`]; along
-/// the model axis the devices of a replica divide the weights that a [`LayoutMap`] names, and the work with them.
+/// the model axis the devices of a replica divide the weights that a [`LayoutMap`] names, and the work with them. Only CPU
+/// devices of one process can do this so far.
 ///
 /// The gradient is that of one device, up to rounding. A weight that an op needs as a whole cannot be divided; `compile`
 /// then fails.
@@ -28,18 +29,13 @@ pub struct ModelParallel {
 }
 
 impl ModelParallel {
-    /// The first visible GPUs, or logical CPU devices if there are none. The outermost axis of the mesh divides the batch.
+    /// Logical CPU devices of this process. The outermost axis of the mesh divides the batch.
     ///
     /// # Errors
-    /// Fewer visible GPUs than the mesh has devices.
+    /// More devices than can be started.
     pub fn new(layout: LayoutMap) -> Result<ModelParallel> {
-        let wanted = layout.device_mesh().num_devices();
-        let gpus = visible_devices().iter().any(|d| d.kind == DeviceKind::Gpu);
-        let strategy = match gpus {
-            true => MirroredStrategy::gpus(wanted)?,
-            false => MirroredStrategy::cpus(wanted)?,
-        };
-        ModelParallel::on(strategy, layout)
+        let devices = layout.device_mesh().num_devices();
+        ModelParallel::on(MirroredStrategy::cpus(devices)?, layout)
     }
 
     /// The named devices: those of the first replica, then those of the second, and so on.

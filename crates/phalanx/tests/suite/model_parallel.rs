@@ -2,6 +2,7 @@
 
 use phalanx::layers::*;
 use phalanx::prelude::*;
+use phalanx_graph::Program;
 
 /// A block of a transformer over tokens, with a dropout and dense layers, for six classes.
 fn transformer() -> Result<Model> {
@@ -44,6 +45,10 @@ struct Outcome {
     losses: Vec<f64>,
     weights: Vec<(String, Tensor)>,
     predictions: Tensor,
+    /// The program of a training step.
+    program: Program,
+    /// Bytes of weights, gradients, optimizer state and activations of a device.
+    bytes: usize,
 }
 
 fn train(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Outcome> {
@@ -56,8 +61,11 @@ fn train(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Outcome> {
     let history = model.fit((&x, &y), fit.validation_data((&x, &y)))?;
     model.check_mirrored()?;
     let losses = ["loss", "val_loss"].iter().flat_map(|n| history.get(n).unwrap().to_vec());
+    let plan = model.own_memory_plan(StepKind::Train, 7)?;
     Ok(Outcome {
         losses: losses.collect(),
+        program: model.program(StepKind::Train, 7)?,
+        bytes: plan.parts.iter().map(|(_, bytes)| bytes).sum(),
         weights: model.weights()?,
         predictions: model.predict(&x)?,
     })
@@ -77,6 +85,11 @@ fn a_transformer_trains_like_on_one_device() {
         let strategy = ModelParallel::new(layout(batch, model).unwrap()).unwrap();
         assert_eq!(strategy.num_replicas_in_sync(), batch);
         let divided = train(strategy).unwrap();
+        let mesh = divided.program.options().mesh;
+        assert_eq!((mesh.devices, mesh.model), (batch, model));
+        // Heads, dense layers and classes are summed over the devices of a replica.
+        let exchanges = divided.program.to_string().contains("= sum_parts(");
+        assert_eq!(exchanges, model > 1, "{}", divided.program);
         for (got, want) in divided.losses.iter().zip(&one.losses) {
             assert!((got - want).abs() <= 1e-4 * want.abs(), "{batch}x{model}: {got}, {want}");
         }
@@ -100,6 +113,13 @@ fn a_sharded_state_has_the_bits_of_a_mirrored_one() {
     for shard in [Shard::Optimizer, Shard::Gradients, Shard::Weights] {
         assert!(bits(shard) == mirrored, "{shard:?}");
     }
+}
+
+#[test]
+fn a_device_holds_its_part_of_the_weights() {
+    let bytes = |model| train(ModelParallel::new(layout(1, model)?)?).map(|outcome| outcome.bytes);
+    let (one, four) = (bytes(1).unwrap(), bytes(4).unwrap());
+    assert!(four < one, "{four} of {one} bytes");
 }
 
 #[test]

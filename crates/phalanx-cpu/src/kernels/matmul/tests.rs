@@ -107,6 +107,15 @@ fn blocks_end_anywhere() {
     check("abd", "bcd", "acd", [3, 300, 4, 2, 1]);
 }
 
+/// The gradients of attention sum over the rows of a large operand.
+#[test]
+fn the_smaller_operand_is_transposed() {
+    for (l, r, y) in [("abc", "bad", "cad"), ("bad", "abc", "dbc"), ("bad", "abc", "bcd")] {
+        check(l, r, y, [2, 40, 210, 16, 1]);
+        check(l, r, y, [40, 2, 17, 210, 1]);
+    }
+}
+
 #[test]
 fn empty_sums_are_zero() {
     for (l, r, y) in [("ab", "bc", "ac"), ("abd", "bcd", "acd")] {
