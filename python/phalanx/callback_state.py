@@ -39,7 +39,7 @@ def save(callbacks: list[Any]) -> str:
 
 
 def load(callbacks: list[Any], text: str) -> None:
-    """Sets the state of callbacks. One that was not there when the state was saved starts anew."""
+    """Sets the state of callbacks. One that was not there when the state was saved keeps its initial state."""
     saved = json.loads(text, object_hook=_decode) if text else []
     for callback in callbacks:
         name = _name(callback)
@@ -88,7 +88,7 @@ def _warn_without_state(callback: Any) -> None:
     known = (*_ATTRIBUTES, *_STATELESS)
     if type(callback) not in known and not hasattr(callback, "set_state"):
         name = type(callback).__name__
-        warnings.warn(f"the state of callback '{name}' starts anew: give it get_state() and set_state()", stacklevel=2)
+        warnings.warn(f"the state of callback '{name}' is not restored: give it get_state() and set_state()", stacklevel=2)
 
 
 def _remove_rows(filename: str, separator: str, epoch: int) -> None:

@@ -292,7 +292,7 @@ impl Engine {
         Ok(pairs(self.shared.lock()?.get_metrics_result().map_err(to_python)?))
     }
 
-    /// Starts the results of `metrics_result` anew.
+    /// Resets the results of `metrics_result`.
     fn reset_metrics(&self) -> PyResult<()> {
         self.shared.lock()?.reset_metrics().map_err(to_python)
     }

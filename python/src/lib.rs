@@ -32,10 +32,10 @@ mod _phalanx {
     const __version__: &str = env!("CARGO_PKG_VERSION");
 }
 
-/// The devices of this machine, such as `["gpu:0", "cpu:0"]`.
+/// The devices of this machine, such as `["cpu:0", "gpu:0"]`.
 #[pyfunction]
 fn list_devices() -> Vec<String> {
-    let devices = DeviceKind::ALL.into_iter().flat_map(list_physical_devices);
+    let devices = [DeviceKind::Cpu, DeviceKind::Gpu].into_iter().flat_map(list_physical_devices);
     devices.map(|device| device.to_string()).collect()
 }
 

@@ -83,4 +83,4 @@ def test_a_callback_without_state_is_named_when_a_run_is_resumed(tmp_path):
         command = [sys.executable, "-c", script, str(folder), str(kill_at), "unseeded"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "the state of callback 'Kill' starts anew" in done.stderr
+    assert "the state of callback 'Kill' is not restored" in done.stderr

@@ -85,6 +85,8 @@ def check(name, build, directory):
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name}: {done.stderr}")
+    if "each replica among 4 devices" not in done.stdout + done.stderr:
+        sys.exit(f"{name}: expected replicas of four devices, received\n{done.stdout}{done.stderr}")
     epochs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     losses = [epoch["loss"] for epoch in epochs if "loss" in epoch and "epoch" in epoch]
     worst = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses, history.history["loss"], strict=True))

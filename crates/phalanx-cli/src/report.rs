@@ -87,7 +87,7 @@ fn describe_growth(args: &Train, rate: f64, growth: usize) -> String {
 }
 
 /// What `--shard` and `--mesh` divide.
-fn division(args: &DeviceArgs) -> Option<String> {
+fn division(args: &DeviceArgs, model_axis: usize) -> Option<String> {
     let shard = match shard(args.shard) {
         Shard::None => None,
         Shard::Optimizer => Some("the state of the optimizer"),
@@ -95,8 +95,8 @@ fn division(args: &DeviceArgs) -> Option<String> {
         Shard::Weights => Some("weights, gradients and the state of the optimizer"),
     };
     let shard = shard.map(|what| format!("{what} among the memories"));
-    let model = args.mesh.as_ref().and_then(|mesh| mesh.model.as_ref());
-    let model = model.map(|(_, n)| format!("each replica among {n} devices, as the layout says"));
+    let model = (model_axis > 1)
+        .then(|| format!("each replica among {model_axis} devices, as the layout says"));
     let parts: Vec<String> = shard.into_iter().chain(model).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
@@ -112,12 +112,13 @@ pub fn print_header(
 ) -> Result<()> {
     let mut out = terminal::stdout();
     // Texts of an open length have a program for each length.
-    let planned = match model.has_open_sizes() {
-        true => "depends on the length of the texts in a batch".into(),
-        false => {
-            let program = model.program(StepKind::Train, sizes.batch)?;
-            format!("{} of activations", format_bytes(program.device_bytes()))
-        }
+    let program = match model.has_open_sizes() {
+        true => None,
+        false => Some(model.program(StepKind::Train, sizes.batch)?),
+    };
+    let planned = match &program {
+        None => "depends on the length of the texts in a batch".into(),
+        Some(program) => format!("{} of activations", format_bytes(program.device_bytes())),
     };
     let devices = model.devices()?.join(", ");
     let mut replicas = plural(sizes.replicas, "replica");
@@ -125,7 +126,8 @@ pub fn print_header(
         replicas += &format!(" on {}", plural(sizes.workers, "worker"));
     }
     writeln!(out, "devices: {devices} ({replicas})")?;
-    if let Some(division) = division(&args.device_args) {
+    let model_axis = program.map_or(1, |program| program.options().mesh.model);
+    if let Some(division) = division(&args.device_args, model_axis) {
         writeln!(out, "divided: {division}")?;
     }
     if let Some(requested) = sizes.requested {

@@ -98,7 +98,7 @@ pub struct DeviceTraits {
     pub wants_large_batches: bool,
     /// What a memory plan leaves out, if anything.
     pub unplanned_memory: Option<&'static str>,
-    /// How a profile measures instructions, behind the number of steps.
+    /// How a profile measures instructions; printed after the number of steps.
     pub profile_note: Option<&'static str>,
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramId(pub usize);
 
-/// A part of the state that outlives a step. Every device holds the same values.
+/// A part of the state that outlives a step. Devices mirror it or divide it; reading and writing concern the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateId {
     /// A parameter.
@@ -25,7 +25,7 @@ pub enum StateId {
     Accumulated(ParamId),
 }
 
-/// Runs programs on one set of parameters, which is mirrored on every device.
+/// Runs programs on one set of parameters, which the devices mirror or divide.
 pub trait Executor: Send {
     /// The devices and workers that programs must be compiled for.
     fn mesh(&self) -> Mesh;
@@ -72,7 +72,7 @@ pub trait Executor: Send {
     /// accumulation step.
     fn read(&self, id: StateId) -> Result<Option<Vec<f32>>, ExecError>;
 
-    /// Sets a part of the state on every device.
+    /// Sets a part of the state, wherever it lies.
     fn write(&mut self, id: StateId, values: &[f32]) -> Result<(), ExecError>;
 
     /// Reads a parameter.

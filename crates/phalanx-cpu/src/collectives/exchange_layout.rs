@@ -1,7 +1,7 @@
 //! Layouts of what processes exchange: buckets of gradients, groups of weights, and when a bucket is sent.
 
 use super::async_reduce::Run;
-use super::reduction::RING;
+use super::reduction::BUCKETS_IN_FLIGHT;
 use crate::executor::FlatLayout;
 use crate::worker::has_compute;
 use phalanx_graph::ParamId;
@@ -76,7 +76,7 @@ impl GradientLayout {
         let (mut start, mut turn) = (0, 0);
         for bucket in &plan.buckets {
             if sharding.level >= ShardLevel::Gradients {
-                start = turn % RING * longest.unwrap_or(0);
+                start = turn % BUCKETS_IN_FLIGHT * longest.unwrap_or(0);
                 turn += 1;
             }
             let (mut parts, mut sums, mut at_float) = (vec![], vec![], 0);

@@ -36,10 +36,10 @@ pub(crate) struct ProcessCollectives {
     pub gathered: [Buffer; 2],
     /// Workers that have summed their part of the current bucket.
     workers_done: AtomicUsize,
-    /// The answer of the last call of [`agree`](Self::agree).
-    agreed: AtomicBool,
+    /// The answer of the last call of [`check_all`](Self::check_all).
+    all_true: AtomicBool,
     /// The job that fills each buffer of weights.
-    gather_tickets: [AtomicU64; 2],
+    gather_jobs: [AtomicU64; 2],
     state: Mutex<State>,
 }
 
@@ -145,8 +145,8 @@ impl ProcessCollectives {
             gradients: Buffer::empty(),
             gathered: [Buffer::empty(), Buffer::empty()],
             workers_done: AtomicUsize::new(0),
-            agreed: AtomicBool::new(false),
-            gather_tickets: [AtomicU64::new(0), AtomicU64::new(0)],
+            all_true: AtomicBool::new(false),
+            gather_jobs: [AtomicU64::new(0), AtomicU64::new(0)],
             state: Mutex::default(),
         })
     }
@@ -345,27 +345,27 @@ impl ProcessCollectives {
             // SAFETY: weights change only in the update, which waits for all jobs. The buffer belonged to the group two
             // turns earlier.
             let ticket = unsafe { self.reduce_thread.submit(kind, (to, 0), [].into()) };
-            self.gather_tickets[group % 2].store(ticket, Ordering::Relaxed);
+            self.gather_jobs[group % 2].store(ticket, Ordering::Relaxed);
         };
         if group == 0 {
             submit(0);
         }
-        self.reduce_thread.wait_for(self.gather_tickets[group % 2].load(Ordering::Relaxed))?;
+        self.reduce_thread.wait_for(self.gather_jobs[group % 2].load(Ordering::Relaxed))?;
         submit(group + 1);
         Ok(())
     }
 
-    /// Whether `mine` holds on all processes; [`agreed`](Self::agreed) returns it.
-    pub fn agree(&self, mine: bool) -> Result<(), PeerError> {
+    /// Whether `mine` holds on all processes; [`all_true`](Self::all_true) returns it.
+    pub fn check_all(&self, mine: bool) -> Result<(), PeerError> {
         self.reduce_thread.flush()?;
         let all = all_gather(&*self.cluster.peers, &[u8::from(mine)])?;
-        self.agreed.store(all.iter().all(|answer| *answer == [1]), Ordering::Release);
+        self.all_true.store(all.iter().all(|answer| *answer == [1]), Ordering::Release);
         Ok(())
     }
 
-    /// The answer of the last call of [`agree`](Self::agree).
-    pub fn agreed(&self) -> bool {
-        self.agreed.load(Ordering::Acquire)
+    /// The answer of the last call of [`check_all`](Self::check_all).
+    pub fn all_true(&self) -> bool {
+        self.all_true.load(Ordering::Acquire)
     }
 
     /// This process's rank.

@@ -14,7 +14,7 @@ use std::ops::Range;
 pub(crate) const MIN_REDUCE_SCATTER_DEVICES: usize = 3;
 
 /// Buckets that the processes' buffer holds at a time if gradients are sharded.
-pub(crate) const RING: usize = 3;
+pub(crate) const BUCKETS_IN_FLIGHT: usize = 3;
 
 /// Whether the buckets of gradients are reduced by instructions of their own, before the update.
 pub(super) fn reduces_early(ctx: &WorkerCtx<'_>) -> bool {
@@ -70,7 +70,7 @@ pub(crate) fn reduce_bucket(ctx: &WorkerCtx<'_>, bucket: usize) {
     };
     if ctx.is_leader() {
         // An earlier bucket used the same part of the buffer.
-        ctx.run.unwrap_or_abort(collectives.wait(RING - 1));
+        ctx.run.unwrap_or_abort(collectives.wait(BUCKETS_IN_FLIGHT - 1));
     }
     ctx.barrier(Scope::All);
     sum_locally(ctx, plan, bucket, Some(collectives));

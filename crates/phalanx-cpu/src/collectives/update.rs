@@ -151,10 +151,10 @@ fn all_finite(ctx: &WorkerCtx<'_>, finite: bool) -> bool {
     match ctx.run.collectives.filter(|_| ctx.run.mesh.sharding.is_on()) {
         Some(collectives) => {
             if ctx.is_leader() {
-                ctx.run.unwrap_or_abort(collectives.agree(finite));
+                ctx.run.unwrap_or_abort(collectives.check_all(finite));
             }
             ctx.barrier(Scope::All);
-            collectives.agreed()
+            collectives.all_true()
         }
         None => finite,
     }
@@ -320,7 +320,7 @@ fn gather_weights(ctx: &WorkerCtx<'_>, plan: &UpdatePlan, collectives: &ProcessC
             if !mine.is_empty() {
                 let (from, to) = (weights(at, mine.start), buffer(at, mine.start));
                 // SAFETY: both buffers hold the elements. Only this worker accesses this part of them now: others
-                // read what a bucket `RING` turns earlier left there, two barriers ago.
+                // read what a bucket that many buckets earlier left there, two barriers ago.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, mine.len()) };
             }
         }

@@ -419,7 +419,7 @@ struct UnitGrad {
     c: Option<*const f32>,
     /// The cotangents of the step's `h` and `c`.
     dy: [Option<*const f32>; 2],
-    /// The cotangents of the states behind the step; then those before it, without the product.
+    /// The cotangents of the states after the step; then those before it, without the product.
     carried: [*mut f32; 2],
     d: *mut f32,
     masked: bool,
@@ -432,7 +432,7 @@ impl UnitGrad {
         unsafe { S::load_partial(self.y.add(which * self.units + at), n) }
     }
 
-    /// The cotangent of a state behind the step.
+    /// The cotangent of a state after the step.
     #[inline(always)]
     unsafe fn incoming<S: Simd>(&self, state: usize, at: usize, n: usize) -> S::V {
         // SAFETY: the caller's contract.

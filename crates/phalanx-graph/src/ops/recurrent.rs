@@ -172,7 +172,7 @@ pub fn infer(attrs: &RecurrentAttrs, x: &[&Type]) -> Result<Type> {
     Ok(Type::rows([steps, units.saturating_mul(attrs.width())]))
 }
 
-/// Shape rule of the derivative: the cotangents of the gates at every step, and of the initial states behind them.
+/// Shape rule of the derivative: the cotangents of the gates at every step, and after them of the initial states.
 pub fn infer_grad(attrs: &RecurrentAttrs, more: bool, x: &[&Type]) -> Result<Type> {
     let at = attrs.grad_operands(more);
     let kept = RecurrentAttrs { keep: true, ..*attrs };

@@ -138,7 +138,7 @@ mod tests {
         log.write(b"two\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
         // A log that was shortened in the meantime continues at its end; one that was removed starts
-        // anew.
+        // again.
         std::fs::write(&path, "o").unwrap();
         LogFile::resume(&path, &mark).unwrap().write(b"2").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "o2");

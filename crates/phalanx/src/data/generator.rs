@@ -1,4 +1,4 @@
-//! `ImageDataGenerator`: images augmented anew in every epoch.
+//! `ImageDataGenerator`: images that are augmented again in every epoch.
 
 use super::affine::{AffineParams, AffineTransformer, FillMode, Size};
 use super::flow::{ImageFlow, Images};

@@ -155,7 +155,7 @@ pub trait Dataset: Send + Sync {
         0
     }
 
-    /// Fingerprint of the augmentation that is applied anew in every epoch. A resumed run may change it.
+    /// Fingerprint of the augmentation that is drawn again in every epoch. A resumed run may change it.
     /// 0 means none or unknown.
     fn augmentation_digest(&self) -> u64 {
         0

@@ -133,7 +133,7 @@ impl RunDirectory {
     /// Returns the newest intact state, if any. Newer damaged ones are renamed, with a warning.
     ///
     /// # Errors
-    /// A state that cannot be read, or a directory without an intact state: starting anew would lose the
+    /// A state that cannot be read, or a directory without an intact state: starting again would lose the
     /// damaged ones. Nothing is renamed in this case.
     pub(crate) fn latest(&self) -> Result<Option<(PathBuf, RunState)>> {
         let mut damaged: Vec<PathBuf> = vec![];
@@ -153,7 +153,7 @@ impl RunDirectory {
             0 => Ok(None),
             n => {
                 let received = format!(
-                    "{n} damaged (to begin anew, move or remove {PREFIX}*{SUFFIX} and \
+                    "{n} damaged (to start again, move or remove {PREFIX}*{SUFFIX} and \
                      {PREFIX}*{DAMAGED_EXTENSION})"
                 );
                 Err(Error::file(&self.path, "an intact run state", received))

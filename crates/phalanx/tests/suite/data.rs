@@ -7,7 +7,7 @@ use phalanx::data::{
 use phalanx::{Error, Result, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Images whose pixels and labels all equal the index of the sample.
 fn numbered(n: usize) -> (Samples, Tensor) {
@@ -275,33 +275,4 @@ fn waiting_is_measured() {
     let mut epoch = data.epoch(0, 0, 0).unwrap();
     while epoch.next(&mut batch).unwrap() {}
     assert!(data.waited() >= Duration::from_millis(80), "{:?}", data.waited());
-}
-
-/// `cargo test --release -p phalanx --test suite -- --ignored --nocapture rate`
-#[test]
-#[ignore = "a measurement"]
-fn rate_of_shifted_and_flipped_images() {
-    let bytes = vec![7; 10_000 * 3072];
-    let x = Samples::from(Pixels::new([10_000, 32, 32, 3], bytes, 255.0).unwrap());
-    let y = Tensor::new([10_000], vec![0; 10_000]).unwrap();
-    let mean = x.mean();
-    let x = x.subtract(&mean).unwrap();
-    let aug = ImageDataGenerator::new().width_shift_range(0.1).height_shift_range(0.1);
-    let aug = aug.horizontal_flip(true).fill_mode("nearest");
-    for (name, generator) in [("shift, flip", aug), ("everything", everything())] {
-        let flow = generator.flow(&x, &y, 64).unwrap();
-        let mut batch = HostBatch::default();
-        let started = Instant::now();
-        let mut epoch = flow.epoch(0, 0, 0).unwrap();
-        while epoch.next(&mut batch).unwrap() {}
-        let rate = 10_000.0 / started.elapsed().as_secs_f64();
-        println!("{name}: {rate:.0} images/s on one core");
-        assert!(name == "everything" || rate > 5000.0);
-    }
-    let arrays = Arrays::new(x, y).unwrap().batch(64).unwrap().shuffle(true);
-    let mut batch = HostBatch::default();
-    let started = Instant::now();
-    let mut epoch = arrays.epoch(0, 0, 0).unwrap();
-    while epoch.next(&mut batch).unwrap() {}
-    println!("plain: {:.0} images/s", 10_000.0 / started.elapsed().as_secs_f64());
 }

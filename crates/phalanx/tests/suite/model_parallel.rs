@@ -123,6 +123,23 @@ fn a_device_holds_its_part_of_the_weights() {
 }
 
 #[test]
+fn a_weight_that_an_op_needs_whole_is_refused_by_compile() {
+    let mut model = Sequential::new()
+        .add(Input::new([8, 8, 4]))
+        .add(DepthwiseConv2D::new(3).named("depthwise"))
+        .add(Flatten::new())
+        .add(Dense::new(2))
+        .build()
+        .unwrap();
+    let mesh = DeviceMesh::new([1, 2], ["batch", "model"]).unwrap();
+    let axes = [None, None, Some("model"), None];
+    let layout = LayoutMap::new(&mesh).insert(".*depthwise/kernel", axes).unwrap();
+    let compile = Compile::new("sgd").loss("mse").strategy(ModelParallel::new(layout).unwrap());
+    let error = model.compile(compile).unwrap_err().to_string();
+    assert!(error.contains("that layer 'depthwise' needs whole"), "{error}");
+}
+
+#[test]
 fn layouts_that_cannot_work_are_refused_by_compile() {
     let error = |key: &str, axes: &[Option<&str>]| {
         let mesh = DeviceMesh::new([1, 2], ["batch", "model"]).unwrap();

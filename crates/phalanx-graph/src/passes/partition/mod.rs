@@ -123,14 +123,11 @@ impl Partitioner {
             ModelSpace::Shard(axis) => {
                 if let Some(param) = self.parameter(x) {
                     let name = shown(&self.graph.params()[param.index()].name);
-                    let expected = "an axis that every op of the model can work on in parts";
                     let layer = self.graph.scope_name(x).to_string();
-                    let received = format!("cannot be cut in layer '{}'", shown(&layer));
-                    return Err(GraphError::mismatch(
-                        format!("'{name}' axis {axis}"),
-                        expected,
-                        received,
-                    ));
+                    let expected = "an axis that its ops can work on in parts";
+                    let received = format!("one that layer '{}' needs whole", shown(&layer));
+                    let what = format!("layout: axis {axis} of '{name}'");
+                    return Err(GraphError::mismatch(what, expected, received));
                 }
                 self.convert(x, ModelOp::Gather { axis })
             }

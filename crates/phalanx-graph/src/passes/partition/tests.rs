@@ -92,8 +92,7 @@ fn parameters_that_cannot_be_cut_are_refused() {
     let mut step = Step::new("sort", g);
     step.fetches.push(Fetch { name: "order".into(), node: sorted });
     let error = partition(step, 2).unwrap_err().to_string();
-    let expected =
-        "'scores' axis 1: expected an axis that every op of the model can work on in parts";
+    let expected = "axis 1 of 'scores': expected an axis that its ops can work on in parts";
     assert!(error.starts_with(expected), "{error}");
 }
 

@@ -138,7 +138,7 @@ impl TextVectorization {
     }
 
     /// The length to which sequences are padded with zeros or cut; by default that of the longest one of each batch. A
-    /// model compiles its steps anew for each length, so a fixed one is faster.
+    /// model compiles its steps again for each length, so a fixed one is faster.
     #[must_use]
     pub fn output_sequence_length(mut self, length: usize) -> Self {
         self.text.output_sequence_length = Some(length);

@@ -46,7 +46,7 @@ fn a_run_with_only_damaged_states_is_not_restarted_at_the_second_start() {
         let before = names(directory.path());
         let error = train(directory.path(), RunConfig::default(), None).unwrap_err().to_string();
         let expected = "backup: expected an intact run state, received 3 damaged (to \
-                        begin anew, move or remove step-*.safetensors and step-*.damaged)";
+                        start again, move or remove step-*.safetensors and step-*.damaged)";
         assert!(error.ends_with(expected), "{error}");
         let backup = BackupAndRestore::new(directory.path().join("backup")).restore(false);
         let fit = Fit::new().verbose(0).callback(backup);
