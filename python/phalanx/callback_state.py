@@ -88,7 +88,9 @@ def _warn_without_state(callback: Any) -> None:
     known = (*_ATTRIBUTES, *_STATELESS)
     if type(callback) not in known and not hasattr(callback, "set_state"):
         name = type(callback).__name__
-        warnings.warn(f"the state of callback '{name}' is not restored: give it get_state() and set_state()", stacklevel=2)
+        warnings.warn(
+            f"the state of callback '{name}' is not restored: give it get_state() and set_state()", stacklevel=2
+        )
 
 
 def _remove_rows(filename: str, separator: str, epoch: int) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 
 import keras
 import numpy as np
+import pandas
 import pytest
 from conftest import assert_same_weights, attached, build_model, classification_data, twins
 
@@ -53,7 +54,6 @@ def test_tensors_of_the_backend(strategy, data, expected):
 
 
 def test_pandas(strategy, data, expected):
-    pandas = pytest.importorskip("pandas")
     x, y = pandas.DataFrame(data[0], columns=list("abcd")), pandas.DataFrame(data[1])
     assert_same_weights(trained(strategy, x, y), expected, **EXACT)
 
@@ -155,7 +155,6 @@ def test_endless_tf_data(strategy, data):
 
 
 def test_image_data_generators(strategy):
-    pytest.importorskip("scipy")
     from keras.src.legacy.preprocessing.image import ImageDataGenerator
 
     rng = np.random.default_rng(0)

@@ -5,8 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
 # Replaces Keras' downloads by generated images whose class shows in their brightness.
@@ -50,7 +48,6 @@ def test_mnist_mlp_goes_on_from_its_checkpoint(tmp_path):
 
 
 def test_minigooglenet_draws_its_plot(tmp_path):
-    pytest.importorskip("matplotlib")
     out = run(tmp_path, "minigooglenet.py", "--output", "plot.png", "--gpus", "0", "--epochs", "2")
     assert "Epoch 2/2" in out and "val_accuracy" in out
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -7,8 +7,8 @@ cd "$(dirname "$0")/../.."
 tests/python/run_cross_check.sh prepare
 venv="${CARGO_TARGET_DIR:-target}/cross-check-venv"
 python="$(realpath -s "${PHALANX_KERAS_PYTHON:-$venv/bin/python}")"
-if ! "$python" -c 'import maturin, matplotlib, mypy, pandas, pytest, ruff' 2>/dev/null; then
-    timeout 600 "$python" -m pip install -q 'maturin>=1.9,<2' matplotlib mypy pandas pytest ruff
+if ! "$python" -c 'import maturin, matplotlib, mypy, pandas, pytest, ruff, scipy' 2>/dev/null; then
+    timeout 600 "$python" -m pip install -q 'maturin>=1.9,<2' matplotlib mypy pandas pytest ruff scipy
 fi
 [ "${1:-}" = prepare ] && exit 0
 
