@@ -126,6 +126,77 @@ fn items_in_the_documentation_exist() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
+/// The texts of the files that a span of a document names.
+fn named_files(document: &Path, span: &str) -> Vec<String> {
+    let read = |path: String| {
+        let beside = document.parent().unwrap().join(&path);
+        let candidates = ROOTS.iter().map(|folder| root().join(folder).join(&path)).chain([beside]);
+        candidates.into_iter().find_map(|path| std::fs::read_to_string(path).ok())
+    };
+    alternatives(span).into_iter().filter_map(read).collect()
+}
+
+/// Code spans outside of code blocks, each with the text before it.
+fn spans_with_lead(text: &str) -> Vec<(String, String)> {
+    let outside: Vec<&str> = text.split("```").step_by(2).collect();
+    let pairs = |part: &&str| {
+        let pieces: Vec<String> = part.split('`').map(str::to_string).collect();
+        pieces.chunks_exact(2).map(|p| (p[0].clone(), p[1].clone())).collect::<Vec<_>>()
+    };
+    outside.iter().flat_map(pairs).collect()
+}
+
+/// "`item` in `file`", "`a` and `b` in `file`" and "`item` (`file`)".
+#[test]
+fn items_in_the_documentation_are_in_the_files_beside_them() {
+    let mut missing = BTreeSet::new();
+    for (document, text) in documents() {
+        let name = document.file_name().unwrap().to_string_lossy().into_owned();
+        let spans = spans_with_lead(&text);
+        for (i, (lead, path)) in spans.iter().enumerate() {
+            if !is_path(path) || !matches!(lead.as_str(), " in " | " in\n" | " (" | "\n(") {
+                continue;
+            }
+            let sources = named_files(&document, path);
+            let mut at = i;
+            while at > 0 {
+                let (lead, item) = &spans[at - 1];
+                let item = item.trim_end_matches("()").rsplit("::").next().unwrap_or_default();
+                let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+                if !sources.is_empty() && !item.is_empty() && item.chars().all(word) {
+                    let found = sources.iter().any(|source| source.contains(item));
+                    (!found).then(|| missing.insert(format!("{name}: {item} in {path}")));
+                }
+                if !matches!(lead.as_str(), " and " | ", " | " or ") {
+                    break;
+                }
+                at -= 1;
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn environment_variables_are_read_where_the_documentation_says() {
+    let document = root().join("docs/environment.md");
+    let text = std::fs::read_to_string(&document).unwrap();
+    let mut missing = BTreeSet::new();
+    for row in text.lines().filter(|line| line.starts_with("| `PHALANX_")) {
+        let columns: Vec<&str> = row.trim_matches('|').split(" | ").collect();
+        let variables = code_spans(columns[0]);
+        for path in code_spans(columns.last().unwrap()).into_iter().filter(|span| is_path(span)) {
+            let sources = named_files(&document, path);
+            for variable in &variables {
+                if !sources.iter().any(|source| source.contains(variable)) {
+                    missing.insert(format!("{variable} in {path}"));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
 #[test]
 fn every_environment_variable_is_documented() {
     let mut sources = vec![];
