@@ -1,5 +1,5 @@
-"""metric_names.safetensors and metric_names_*.keras: compiled models with metrics of the same names, and what Keras reports
-for them.
+"""metric_names.safetensors and metric_names_*.keras: compiled models with metrics of the same names, or whose outputs have
+masks, and what Keras reports for them.
 
 The .keras files contain their creation time: a second run gives equal models in different bytes."""
 
@@ -24,6 +24,13 @@ def two_outputs():
     return keras.Model(x, [L.Dense(2, name="a")(x), L.Dense(1, name="b")(x)])
 
 
+def tagger(units, activation):
+    """A class, or a yes or no, for every word of a text."""
+    x = keras.Input((5,), dtype="int32")
+    y = L.SimpleRNN(3, return_sequences=True)(L.Embedding(7, 3, mask_zero=True)(x))
+    return keras.Model(x, L.Dense(units, activation=activation)(y))
+
+
 CASES = {
     "weighted": (one_output, {"metrics": ["mae", "mse"], "weighted_metrics": ["mae", M.RootMeanSquaredError(), "mse"]}),
     "repeated": (
@@ -41,15 +48,52 @@ CASES = {
 }
 
 
-def case_of(name, build, arguments):
+# A mask of positions, an ignored class, and metrics with and without the axis of the classes.
+MASKED = {
+    "masked_binary": (
+        lambda: tagger(1, "sigmoid"),
+        "binary_crossentropy",
+        {"metrics": ["accuracy", "auc"], "weighted_metrics": ["binary_accuracy", "mae"]},
+        2,
+    ),
+    "masked_ignored": (
+        lambda: tagger(4, "softmax"),
+        keras.losses.SparseCategoricalCrossentropy(ignore_class=2),
+        {"metrics": ["accuracy"]},
+        4,
+    ),
+    "masked_ignored_mean": (
+        lambda: tagger(4, None),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2, reduction="mean_with_sample_weight"),
+        {"weighted_metrics": ["accuracy"]},
+        4,
+    ),
+}
+
+
+def masked_data(rng, model, classes):
+    x = rng.integers(1, 7, (ROWS, 5)).astype("int32")
+    for row in range(ROWS):
+        x[row, 1 + row % 5 :] = 0
+    shape = (ROWS, 5, 1) if classes == 2 else (ROWS, 5)
+    return x, [rng.integers(0, classes, shape).astype("float32" if classes == 2 else "int32")]
+
+
+def case_of(name, build, arguments, loss="mse", classes=None):
     keras.utils.set_random_seed(5)
     rng, model = rng_for(f"metric_names {name}"), build()
     for variable in model.variables:
         variable.assign(normal(rng, *variable.shape))
-    model.compile("sgd", "mse", **arguments)
-    x, weight = normal(rng, ROWS, 3), rng.uniform(0.5, 3.0, ROWS).astype("float32")
-    y = [normal(rng, ROWS, *output.shape[1:]) for output in model.outputs]
-    result = model.evaluate(x, y if len(y) > 1 else y[0], sample_weight=weight, batch_size=4, verbose=0, return_dict=True)
+    model.compile("sgd", loss, **arguments)
+    if classes:
+        x, y = masked_data(rng, model, classes)
+    else:
+        x, y = normal(rng, ROWS, 3), [normal(rng, ROWS, *output.shape[1:]) for output in model.outputs]
+    # Keras refuses sample weights beside a mask of positions.
+    weight = np.ones(ROWS, "float32") if classes else rng.uniform(0.5, 3.0, ROWS).astype("float32")
+    result = model.evaluate(
+        x, y if len(y) > 1 else y[0], sample_weight=None if classes else weight, batch_size=4, verbose=0, return_dict=True
+    )
     model.save(os.path.join(FIXTURES, f"metric_names_{name}.keras"))
     tensors = {"x": x, "sample_weight": weight, "result": np.array(list(result.values()), "float32")}
     return {"name": name, "names": list(result)}, tensors | {f"y/{i}": y for i, y in enumerate(y)}
@@ -59,4 +103,6 @@ def make():
     fixture = Fixture("metric_names")
     for name, (build, arguments) in CASES.items():
         fixture.add(*case_of(name, build, arguments))
+    for name, (build, loss, arguments, classes) in MASKED.items():
+        fixture.add(*case_of(name, build, arguments, loss, classes))
     fixture.save()

@@ -124,6 +124,37 @@ def masks_of_merges(rng):
 
 
 @case
+def masked_products(rng):
+    """Merges that leave masked entries out."""
+    a, b = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
+    embed = L.Embedding(9, 4, mask_zero=True)
+    x, y, plain = embed(a), embed(b), L.Embedding(9, 4)(b)
+    merges = [L.Multiply()([x, y]), L.Multiply()([x, plain]), L.Maximum()([x, y]), L.Minimum()([x, y, plain])]
+    return keras.Model([a, b], [L.Dense(2)(L.Flatten()(y)) for y in merges]), [words(rng, (6, 5)), words(rng, (6, 5))[::-1].copy()]
+
+
+@case
+def attention_of_padding(rng):
+    """Queries without a key that they may attend to: zeros with scores, means without."""
+    x = keras.Input((5,), dtype="int32")
+    # A call clears the masks of its inputs, so each has its own.
+    a, b, c = (L.Embedding(9, 4, mask_zero=True)(x) for _ in range(3))
+    plain = L.MultiHeadAttention(2, 3)(a, a)
+    attended, scores = L.MultiHeadAttention(2, 3)(b, b, return_attention_scores=True)
+    grouped, more = L.GroupQueryAttention(3, 4, 2)(c, c, return_attention_scores=True)
+    # Without their masks, which have another shape than the values of a loss.
+    return keras.Model(x, [y * 1.0 for y in (plain, attended, scores, grouped, more)]), words(rng, (6, 5))
+
+
+@case
+def time_distributed_model_of_words(rng):
+    word = keras.Input((4,), dtype="int32")
+    sentence = keras.Model(word, L.LSTM(3)(L.Embedding(9, 4)(word)))
+    x = keras.Input((3, 4), dtype="int32")
+    return keras.Model(x, L.Dense(2)(L.GRU(3)(L.TimeDistributed(sentence)(x)))), words(rng, (5, 3, 4), padding=False)
+
+
+@case
 def deep_masked_sequence(rng):
     x = keras.Input((7,), dtype="int32")
     y = L.Embedding(9, 5, mask_zero=True)(x)

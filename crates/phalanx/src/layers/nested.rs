@@ -46,7 +46,10 @@ pub(crate) fn parse_policy(dtype: Option<&Value>) -> Result<Policy, String> {
 pub(crate) fn for_each_policy(config: &mut Value, visit: &mut impl FnMut(&mut Value)) {
     match config {
         Value::Object(entries) => {
+            // The type of an input is that of its data.
+            let is_input = entries.get("class_name").is_some_and(|class| class == "InputLayer");
             let is_layer = entries.get("module").is_some_and(|module| module == "keras.layers");
+            let is_layer = is_layer && !is_input;
             if let (true, Some(dtype)) =
                 (is_layer, entries.get_mut("config").and_then(|config| config.get_mut("dtype")))
             {

@@ -140,7 +140,7 @@ impl Loss for Circle {
         sum_last(g, values)
     }
 
-    fn value_mask(&self, g: &mut Graph, values: NodeId) -> Result<Option<NodeId>> {
+    fn value_mask(&self, g: &mut Graph, _y_true: NodeId, values: NodeId) -> Result<Option<NodeId>> {
         let zero = g.scalar(0.0);
         Ok(Some(less(g, zero, values)?))
     }

@@ -30,7 +30,7 @@ use crate::custom;
 use crate::error::{Error, Result};
 use crate::registry::{Class, Config, Registry, registry};
 use phalanx_graph::ops::Binary;
-use phalanx_graph::{DType, Graph, NodeId, Op, Scope, Type};
+use phalanx_graph::{DType, Graph, NodeId, Op, Type};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -167,42 +167,14 @@ pub trait Loss: Debug + Send + Sync {
     }
 
     /// Which of the values count in a mean: 1 for those that do, 0 for the others, which are zero. `None` if all count.
-    fn value_mask(&self, _: &mut Graph, _values: NodeId) -> Result<Option<NodeId>> {
-        Ok(None)
+    /// By default those whose labels are not of the ignored class.
+    fn value_mask(&self, g: &mut Graph, y_true: NodeId, _values: NodeId) -> Result<Option<NodeId>> {
+        self.ignored_class().map(|ignored| counted_labels(g, y_true, ignored)).transpose()
     }
 
     /// Whether rows of targets may be shorter than the loss takes them, followed by zeros.
     fn pads_targets(&self) -> bool {
         false
-    }
-
-    /// The factor by which the values of a batch grow because ignored labels do not count in their mean: the total
-    /// weight of all labels divided by that of the others, over all workers. `None` if every label counts.
-    fn ignored_factor(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        weight: NodeId,
-    ) -> Result<Option<NodeId>> {
-        let Some(ignored) = self.ignored_class() else { return Ok(None) };
-        let weight = match self.reduction() {
-            Reduction::Sum => return Ok(None),
-            Reduction::SumOverBatchSize => g.binary(Binary::Eq, weight, weight)?,
-            Reduction::MeanWithSampleWeight => weight,
-        };
-        let counted = counted_labels(g, y_true, ignored)?;
-        let counted = g.mean_row(counted)?;
-        let counted = g.mul(counted, weight)?;
-        let sum = |g: &mut Graph, x: NodeId| -> Result<NodeId> {
-            let partial = g.push(Op::SumRows, &[x])?;
-            Ok(g.push(Op::AllReduce { scope: Scope::All }, &[partial])?)
-        };
-        let (total, counted) = (sum(g, weight)?, sum(g, counted)?);
-        let (zero, one) = (g.scalar(0.0), g.scalar(1.0));
-        let none = g.binary(Binary::Eq, counted, zero)?;
-        let divisor = g.select(none, one, counted)?;
-        let factor = g.div(total, divisor)?;
-        Ok(Some(g.select(none, zero, factor)?))
     }
 
     /// The type that targets must have for predictions of this type. It is the same type, unless the loss takes

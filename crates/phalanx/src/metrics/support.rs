@@ -33,11 +33,23 @@ pub fn mean_state(
         let mean = g.mean_row(values)?;
         (g.mul(mean, weight)?, weight)
     } else {
+        let values = mean_over_further_axes(g, values, weight)?;
         check_weights(metric, g, values, weight)?;
         let weighted = g.mul(values, weight)?;
         (g.mean_row(weighted)?, g.mean_row(weight)?)
     };
     sum_rows(g, &[total, count])
+}
+
+/// The mean of values over the axes that their weights lack, such as that of a single class.
+fn mean_over_further_axes(g: &mut Graph, values: NodeId, weight: NodeId) -> Result<NodeId> {
+    let (rank, dims) = (g.ty(weight).dims.len(), g.ty(values).dims.clone());
+    if dims.len() <= rank {
+        return Ok(values);
+    }
+    let axes: Vec<usize> = (rank..dims.len()).collect();
+    let mean = g.mean_axes(values, &axes)?;
+    Ok(g.reshape(mean, &dims[..rank])?)
 }
 
 /// Sums each of `numbers`, which have one value per row, over the rows and returns one partial vector.

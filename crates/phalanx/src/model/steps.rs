@@ -56,6 +56,7 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         let scale = g.feed(scale_feed);
         let values = loss.call(g, targets[i], l.outputs[i].node)?;
         let mask = l.outputs[i].mask;
+        let values = (targets[i], values);
         let (values, share) = counted_values(g, loss.as_ref(), values, mask, [ones, weight])?;
         let mut sample = loss.reduction().per_sample(g, values)?;
         if let Some(share) = share {
@@ -63,13 +64,8 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         }
         let weighted = g.mul(sample, weight)?;
         let sum = g.push(Op::SumRows, &[weighted])?;
-        let mut fetch = reduced_fetch(g, format!("loss_{i}"), sum)?;
-        let mut coefficient = g.mul(weight, scale)?;
-        if let Some(factor) = loss.ignored_factor(g, targets[i], weight)? {
-            fetch.node = g.mul(fetch.node, factor)?;
-            coefficient = g.mul(coefficient, factor)?;
-        }
-        fetches.push(fetch);
+        fetches.push(reduced_fetch(g, format!("loss_{i}"), sum)?);
+        let coefficient = g.mul(weight, scale)?;
         let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
         seeds.push((sample, coefficient));
     }
@@ -124,7 +120,7 @@ pub(crate) fn added_loss(
 pub(crate) fn counted_values(
     g: &mut Graph,
     loss: &dyn Loss,
-    mut values: NodeId,
+    (y_true, values): (NodeId, NodeId),
     mask: Option<NodeId>,
     [ones, weight]: [NodeId; 2],
 ) -> Result<(NodeId, Option<NodeId>)> {
@@ -132,13 +128,13 @@ pub(crate) fn counted_values(
     if let Some(mask) = mask {
         masks.push(positions(g, mask, values)?);
     }
-    masks.extend(loss.value_mask(g, values)?);
+    masks.extend(loss.value_mask(g, y_true, values)?);
     let mask = match masks[..] {
         [] => return Ok((values, None)),
         [mask] => mask,
         [mask, own, ..] => g.mul(mask, own)?,
     };
-    values = g.mul(values, mask)?;
+    let values = g.mul(values, mask)?;
     let share = valid_share(g, loss, mask, [ones, weight])?;
     Ok((values, share))
 }
@@ -175,14 +171,9 @@ fn valid_share(
     let all = match loss.reduction() {
         Reduction::SumOverBatchSize => ones,
         Reduction::Sum => return Ok(None),
-        Reduction::MeanWithSampleWeight if positions == 1 => {
+        Reduction::MeanWithSampleWeight => {
             valid = g.mul(valid, weight)?;
             weight
-        }
-        Reduction::MeanWithSampleWeight => {
-            let owner = format!("loss '{}'", loss.name());
-            let expected = "sum_over_batch_size or sum for an output with a mask";
-            return Err(Error::argument(owner, "reduction", expected, "mean_with_sample_weight"));
         }
     };
     let mut counts = [valid, all];

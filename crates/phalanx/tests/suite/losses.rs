@@ -74,11 +74,7 @@ fn check(case: &Case<'_>, runners: &[Runner]) {
     let per_sample = loss.reduction().per_sample(&mut g, weighted).expect(case.name);
     let (each, divisor) = weights(case, &*loss, position.len(), rows);
     let mut scaled = g.scale(per_sample, 1.0 / divisor).unwrap();
-    let row_weight = g.mean_row(weight).unwrap();
-    if let Some(factor) = loss.ignored_factor(&mut g, t, row_weight).expect(case.name) {
-        scaled = g.mul(scaled, factor).unwrap();
-    }
-    if let Some(mask) = loss.value_mask(&mut g, values).expect(case.name)
+    if let Some(mask) = loss.value_mask(&mut g, t, values).expect(case.name)
         && loss.reduction() != Reduction::Sum
     {
         let counts = match loss.reduction() {
@@ -87,6 +83,7 @@ fn check(case: &Case<'_>, runners: &[Runner]) {
         };
         let valid = g.mul(counts, mask).unwrap();
         let [all, valid] = [counts, valid].map(|x| {
+            let x = g.mean_row(x).unwrap();
             let partial = g.push(Op::SumRows, &[x]).unwrap();
             g.push(Op::AllReduce { scope: Scope::All }, &[partial]).unwrap()
         });

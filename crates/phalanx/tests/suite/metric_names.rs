@@ -44,7 +44,10 @@ fn the_same_metric_with_and_without_weights_has_the_names_of_keras() {
             let mut model = load(&file(&case));
             check(&mut model, &case, "from Keras' file");
             // Files that Phalanx writes have the same metrics.
-            for name in ["model.keras", "model.h5"] {
+            // The older format has no calls of ops, as Keras' files of masks contain them.
+            let names = ["model.keras", "model.h5"];
+            let count = if case.name.starts_with("masked") { 1 } else { 2 };
+            for name in &names[..count] {
                 let path = directory.path().join(name);
                 model.save(&path).unwrap();
                 check(&mut load(&path), &case, name);

@@ -3,7 +3,7 @@
 //! Inputs `[query (batch, T, d), value (batch, S, v)]` and optionally `key (batch, S, d)`, output `(batch, T, v)`.
 //! Weights: `scale` if `use_scale`, and `concat_score_weight` for `score_mode` `concat`.
 
-use super::scores::{Band, all, band, drop, flag, masked_softmax, with_axis};
+use super::scores::{Band, WithoutKeys, all, band, drop, flag, masked_softmax, with_axis};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config::setters;
 use crate::error::Result;
@@ -170,7 +170,7 @@ fn attend(cx: &mut LayerContext<'_>, scores: NodeId, value: NodeId, rate: f64) -
         masks.push(band(cx, steps, keys, Band::Causal)?);
     }
     let mask = all(cx, &masks)?;
-    let weights = masked_softmax(cx, scores, mask)?;
+    let weights = masked_softmax(cx, scores, mask, WithoutKeys::Uniform)?;
     let dropped = drop(cx, weights, rate)?;
     let mut output = cx.graph().einsum("bqk,bkv->bqv", &[dropped, value])?;
     let query_mask = cx.mask(0);

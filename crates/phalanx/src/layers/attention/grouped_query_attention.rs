@@ -4,7 +4,7 @@
 //! `_key_dense`, `_value_dense` and `_output_dense`.
 
 use super::projection::ProjectionOptions;
-use super::scores::{Call, SIGNATURE, drop, masked_softmax, with_axis};
+use super::scores::{Call, SIGNATURE, WithoutKeys, drop, masked_softmax, with_axis};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::setters;
 use crate::constraints::Constraint;
@@ -146,7 +146,8 @@ impl Layer for GroupQueryAttention {
             }
             None => None,
         };
-        let weights = masked_softmax(cx, scores, mask)?;
+        let without_keys = WithoutKeys::of_heads(self.dropout, call.return_scores, 4);
+        let weights = masked_softmax(cx, scores, mask, without_keys)?;
         let dropped = drop(cx, weights, self.dropout)?;
         let g = cx.graph();
         let output = g.einsum("bvuqk,bkvh->bqvuh", &[dropped, value])?;

@@ -5,7 +5,7 @@
 //! `output_dense` (`kernel` `[heads, size, features]`, `bias` `[features]`).
 
 use super::projection::ProjectionOptions;
-use super::scores::{Call, SIGNATURE, drop, masked_softmax};
+use super::scores::{Call, SIGNATURE, WithoutKeys, drop, masked_softmax};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config::setters;
 use crate::constraints::Constraint;
@@ -147,9 +147,10 @@ impl MultiHeadAttention {
         &self,
         cx: &mut LayerContext<'_>,
         [query, key, value]: [NodeId; 3],
-        mask: Option<NodeId>,
+        (mask, return_scores): (Option<NodeId>, bool),
     ) -> Result<[NodeId; 2]> {
         let rank = cx.dims(query).len() + 1;
+        let without_keys = WithoutKeys::of_heads(self.dropout, return_scores, rank);
         let axes = self.axes(cx, rank)?;
         let Equations { scores, combine } = Equations::new(rank, &axes);
         let query = cx.graph().scale(query, 1.0 / (self.key_dim as f64).sqrt())?;
@@ -181,7 +182,7 @@ impl MultiHeadAttention {
                 (g.reshape(scores, &flat)?, mask)
             }
         };
-        let weights = masked_softmax(cx, scores, mask)?;
+        let weights = masked_softmax(cx, scores, mask, without_keys)?;
         let weights = cx.graph().reshape(weights, &dims)?;
         let dropped = drop(cx, weights, self.dropout)?;
         let output = cx.graph().einsum(&combine, &[dropped, value])?;
@@ -253,7 +254,8 @@ impl Layer for MultiHeadAttention {
             false => None,
         };
         let value = projections.apply(cx, "value_dense", call.value.node, 1, &values)?;
-        let [mut output, scores] = self.attend(cx, [query, key, value], call.mask)?;
+        let [mut output, scores] =
+            self.attend(cx, [query, key, value], (call.mask, call.return_scores))?;
         if let Some(gate) = gate {
             let gate = cx.graph().unary(Unary::Sigmoid, gate)?;
             output = cx.graph().mul(output, gate)?;

@@ -144,14 +144,42 @@ pub(super) fn band(
     })
 }
 
+/// The weights of a query that may attend to no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WithoutKeys {
+    /// All keys have the same weight.
+    Uniform,
+    /// All weights are zero.
+    Zero,
+}
+
+impl WithoutKeys {
+    /// What Keras' multi-head attention does. It has two implementations, one of which applies a layer `Softmax`.
+    /// `rank` is that of the projected queries.
+    pub(super) fn of_heads(dropout: f64, return_scores: bool, rank: usize) -> WithoutKeys {
+        match dropout > 0.0 || return_scores || rank != 4 {
+            true => WithoutKeys::Zero,
+            false => WithoutKeys::Uniform,
+        }
+    }
+}
+
 /// The softmax of scores over their last axis. Entries whose mask is zero get no weight.
 pub(super) fn masked_softmax(
     cx: &mut LayerContext<'_>,
     scores: NodeId,
     mask: Option<NodeId>,
+    without_keys: WithoutKeys,
 ) -> Result<NodeId> {
     let scores = masked_scores(cx, scores, mask)?;
-    Ok(cx.graph().push(Op::Softmax, &[scores])?)
+    let weights = cx.graph().push(Op::Softmax, &[scores])?;
+    match mask.filter(|_| without_keys == WithoutKeys::Zero) {
+        Some(mask) => {
+            let zero = cx.graph().scalar(0.0);
+            Ok(cx.graph().select(mask, weights, zero)?)
+        }
+        None => Ok(weights),
+    }
 }
 
 /// Dropout of attention weights in training.

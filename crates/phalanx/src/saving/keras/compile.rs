@@ -118,6 +118,21 @@ fn losses(
     Ok((losses, weights))
 }
 
+/// Keras averages the weights after every batch, also of those that are accumulated; Phalanx does so after every update.
+fn check_averages(optimizer: &dyn Optimizer) -> Result<()> {
+    let (inner, joined) = (optimizer.inner().map(|(inner, _)| inner), optimizer.optimizers());
+    for optimizer in [optimizer].into_iter().chain(inner).chain(joined) {
+        let common = optimizer.common();
+        if common.use_ema && common.gradient_accumulation_steps.is_some_and(|steps| steps > 1) {
+            let owner = format!("optimizer '{}'", optimizer.class_name());
+            let expected = "1 or none beside use_ema, which Keras applies after every batch";
+            let received = common.gradient_accumulation_steps.unwrap_or(1);
+            return Err(Error::argument(owner, "gradient_accumulation_steps", expected, received));
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
     if let Some(name) = value.as_str() {
         return Ok(name.into());
@@ -125,6 +140,7 @@ pub(super) fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
     let object = Object::parse("optimizer", value)?;
     let optimizer = optimizers::from_config(object.class, object.config)?;
     known_keys(object.class, object.config, &optimizer.config())?;
+    check_averages(&*optimizer)?;
     Ok(optimizer.into())
 }
 

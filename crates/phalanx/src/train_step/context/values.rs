@@ -44,13 +44,11 @@ impl StepContext<'_> {
         let g = &mut self.low.graph;
         let values = loss.call(g, target, prediction)?;
         let mask = self.masks.get(&prediction).copied();
+        let values = (target, values);
         let (values, share) = steps::counted_values(g, loss, values, mask, [ones, weight])?;
         let mut sample = loss.reduction().per_sample(g, values)?;
         if let Some(share) = share {
             sample = g.mul(sample, share)?;
-        }
-        if let Some(factor) = loss.ignored_factor(g, target, weight)? {
-            sample = g.mul(sample, factor)?;
         }
         Ok(sample)
     }
