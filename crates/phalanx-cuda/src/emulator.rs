@@ -11,7 +11,7 @@ mod launch;
 mod library;
 mod mailbox;
 mod memory;
-mod narrow;
+pub(crate) mod narrow;
 mod order;
 mod products;
 mod registry;

@@ -15,6 +15,7 @@ pub(crate) const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 pub(crate) const FILES: &[(&str, &str)] = &[
     ("collective", include_str!("kernels/collective.cu")),
     ("conv", include_str!("kernels/conv.cu")),
+    ("depthwise", include_str!("kernels/depthwise.cu")),
     ("index", include_str!("kernels/index.cu")),
     ("resident_dataset", include_str!("kernels/resident_dataset.cu")),
     ("layer_norm", include_str!("kernels/layer_norm.cu")),

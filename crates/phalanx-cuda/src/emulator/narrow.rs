@@ -15,7 +15,7 @@ pub(super) fn to_bf16(v: f64) -> u16 {
 }
 
 /// The value of a half.
-pub(super) fn from_half(bits: u16) -> f64 {
+pub(crate) fn from_half(bits: u16) -> f64 {
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     let fraction = f64::from(bits & 1023);
     let size = match bits >> 10 & 31 {
@@ -28,7 +28,7 @@ pub(super) fn from_half(bits: u16) -> f64 {
 }
 
 /// The nearest half, ties to even.
-pub(super) fn to_half(v: f64) -> u16 {
+pub(crate) fn to_half(v: f64) -> u16 {
     let v = f64::from(v as f32);
     let sign = if v.is_sign_negative() { 0x8000 } else { 0 };
     let size = v.abs();

@@ -4,6 +4,7 @@ use super::Lowering;
 use super::batching::CopyOp;
 use crate::launch::Block;
 use crate::ops;
+use crate::ops::depthwise::is_depthwise;
 use crate::tape;
 use crate::work_item::{Pass, Task};
 use phalanx_graph::Op;
@@ -27,6 +28,15 @@ impl Lowering<'_> {
             return;
         }
         match op {
+            Op::Conv(geom, e) if is_depthwise(geom) => {
+                self.depthwise_conv(replica, label, geom, *e, x, y);
+            }
+            Op::ConvGradInput(geom) if is_depthwise(geom) => {
+                self.depthwise_grad_input(replica, label, geom, x, y);
+            }
+            Op::ConvGradKernel(geom) if is_depthwise(geom) => {
+                self.depthwise_grad_filter(replica, label, geom, x, y);
+            }
             Op::Conv(geom, e) => self.conv(replica, label, geom, *e, x, y),
             Op::ConvGradInput(geom) => {
                 self.conv_pass(replica, label, Pass::GradInput, geom, (y, x[1], x[0]), y);

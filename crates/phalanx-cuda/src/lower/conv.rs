@@ -3,6 +3,7 @@
 use super::{Lowering, tasks};
 use crate::launch::{Elem, Ptr, Span};
 use crate::lowering_context::Operand;
+use crate::ops::depthwise::is_depthwise;
 use crate::ops::update::{self, Filters};
 use crate::tape;
 use crate::work_item::{Conv, Images, Pass, Task, WorkItem};
@@ -20,7 +21,7 @@ impl Lowering<'_> {
             let [x, w, ..] = inputs[..] else { continue };
             let elem = self.operand(0, x).elem;
             let repacked = match op {
-                Op::Conv(..) | Op::ConvGradInput(_) => true,
+                Op::Conv(geom, _) | Op::ConvGradInput(geom) => !is_depthwise(geom),
                 Op::Dot(_) | Op::DotGradInput => elem != Elem::F32,
                 _ => false,
             };

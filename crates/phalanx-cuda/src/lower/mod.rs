@@ -9,6 +9,7 @@ mod casts;
 mod compute;
 mod conv;
 mod dense;
+mod depthwise;
 mod matmul;
 mod norm;
 mod resident_dataset;

@@ -86,7 +86,7 @@ impl Lowering<'_> {
     }
 
     /// Deferred sums run before all other deferred operations.
-    fn defer_sum(&mut self, sum: RowSum) {
+    pub(super) fn defer_sum(&mut self, sum: RowSum) {
         let (from, to) = (reads(&sum), writes(&sum));
         if self.overlaps_sums(&[from], &[to]) {
             self.flush_sums();

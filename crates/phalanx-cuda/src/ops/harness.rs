@@ -2,6 +2,7 @@
 
 use crate::device::{GpuDevice, Plan, StepId};
 use crate::emulator::EmulatedGpu;
+use crate::emulator::narrow::{from_half, to_half};
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Elem, Launch, Ptr, Span};
 use crate::lowering_context::{Aliases, Layout, LowerCtx, Scratch};
@@ -110,14 +111,21 @@ impl Harness {
 
     /// Places rows of floats, with `gap` elements between pixels.
     pub fn rows(&mut self, dims: &[usize], gap: usize, values: &[f32]) -> ValueId {
+        self.rows_of(DType::F32, dims, gap, values)
+    }
+
+    /// The same, stored in another type.
+    pub fn rows_of(&mut self, dtype: DType, dims: &[usize], gap: usize, values: &[f32]) -> ValueId {
         let (width, ld) = (dims[dims.len() - 1], dims[dims.len() - 1] + gap);
         let pixels = values.len() / width;
-        let id = self.value(Type::rows(dims.to_vec()), ld, pixels * ld * 4, 0);
+        let ty = Type { dtype, ..Type::rows(dims.to_vec()) };
+        let id = self.value(ty, ld, pixels * ld * dtype.bytes(), 0);
         let mut spread = vec![77.0; pixels * ld];
         for (to, from) in spread.chunks_mut(ld).zip(values.chunks(width)) {
             to[..width].copy_from_slice(from);
         }
-        self.write(self.at(id), &spread);
+        let bytes: Vec<u8> = spread.iter().flat_map(|v| float_bytes(*v, float(dtype))).collect();
+        self.gpu.write(self.at(id), &bytes).expect("fits");
         id
     }
 
@@ -173,6 +181,10 @@ impl Harness {
                 let narrow = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b));
                 narrow.map(|b| u32::from(b) << 16).collect()
             }
+            Elem::F16 => {
+                let narrow = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b));
+                narrow.map(|b| (from_half(b) as f32).to_bits()).collect()
+            }
             _ => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect(),
         }
     }
@@ -181,7 +193,9 @@ impl Harness {
     pub fn get(&self, id: ValueId) -> Vec<f32> {
         let v = &self.values[id.index()];
         let (width, rows) = (v.ty.last(), if v.ty.is_rows() { self.rows } else { 1 });
-        let all = self.read(self.at(id), v.ty.len() * rows / width * v.ld);
+        let len = v.ty.len() * rows / width * v.ld;
+        let words = self.words(self.at(id), float(v.ty.dtype), len);
+        let all: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
         let gaps = all.chunks(v.ld).flat_map(|p| &p[width..]);
         assert!(gaps.into_iter().all(|g| *g == 77.0), "wrote between the pixels");
         all.chunks(v.ld).flat_map(|p| p[..width].to_vec()).collect()
@@ -260,10 +274,20 @@ pub(crate) fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
+/// The element type of floats.
+fn float(dtype: DType) -> Elem {
+    match dtype {
+        DType::Bf16 => Elem::Bf16,
+        DType::F16 => Elem::F16,
+        _ => Elem::F32,
+    }
+}
+
 /// The bytes of a float in an element type.
 pub(crate) fn float_bytes(v: f32, elem: Elem) -> Vec<u8> {
     match elem {
         Elem::Bf16 => to_bf16(v).to_le_bytes().to_vec(),
+        Elem::F16 => to_half(f64::from(v)).to_le_bytes().to_vec(),
         _ => v.to_le_bytes().to_vec(),
     }
 }

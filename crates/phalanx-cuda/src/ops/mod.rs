@@ -1,6 +1,7 @@
 //! Kernel launches of ops: one file per family, named like its kernels in `kernels/`.
 
 pub(crate) mod axes;
+pub(crate) mod depthwise;
 #[cfg(all(test, feature = "emulator"))]
 pub(crate) mod harness;
 pub(crate) mod index;

@@ -9,7 +9,7 @@ use phalanx_graph::{ConvGeom, Depth, Op, Padding, Window};
 type ConvShape = ([usize; 3], usize, [usize; 2], [usize; 2], [usize; 2], usize);
 
 pub fn conv_cases() -> Vec<Case> {
-    let shapes: [(&str, ConvShape); 7] = [
+    let shapes: [(&str, ConvShape); 9] = [
         ("plain", ([4, 5, 2], 3, [3, 3], [1, 1], [1, 1], 1)),
         ("1x1", ([3, 3, 3], 2, [1, 1], [1, 1], [1, 1], 1)),
         ("strided", ([5, 6, 2], 2, [3, 2], [2, 3], [1, 1], 1)),
@@ -17,6 +17,8 @@ pub fn conv_cases() -> Vec<Case> {
         ("dilated", ([5, 6, 1], 2, [2, 3], [1, 1], [2, 2], 1)),
         ("grouped", ([4, 4, 4], 6, [2, 3], [1, 1], [1, 1], 2)),
         ("depthwise", ([4, 4, 3], 6, [3, 3], [1, 2], [1, 1], 3)),
+        ("depthwise of one filter", ([5, 6, 4], 4, [3, 3], [2, 2], [1, 1], 4)),
+        ("depthwise strided and dilated", ([6, 5, 2], 2, [2, 2], [2, 2], [2, 2], 2)),
     ];
     let mut cases = vec![];
     for (name, (input, filters, kernel, stride, dilation, groups)) in shapes {
