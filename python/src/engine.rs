@@ -3,7 +3,7 @@
 use crate::array::{self, Array};
 use crate::data::{ArrayData, BatchData, ModelTypes};
 use crate::errors::{to_python, unsupported};
-use crate::hooks::{Pending, PythonHooks, interruption, optimizer_variables};
+use crate::hooks::{Pending, PythonHooks, optimizer_variables, result_of_run};
 use crate::shared::SharedModel;
 use phalanx::callbacks::BackupAndRestore;
 use phalanx::model::{
@@ -242,7 +242,7 @@ impl Engine {
         if let Some(backup) = arguments.backup {
             fit = fit.callback(backup.callback());
         }
-        py.detach(|| model.fit(source, fit).map(drop)).map_err(|e| interruption(e, &pending))
+        result_of_run(py.detach(|| model.fit(source, fit).map(drop)), &pending)
     }
 
     /// Returns loss and metrics over some data.
