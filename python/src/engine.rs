@@ -5,6 +5,7 @@ use crate::data::{ArrayData, BatchData, ModelTypes};
 use crate::errors::{to_python, unsupported};
 use crate::hooks::{Pending, PythonHooks, optimizer_variables, result_of_run};
 use crate::shared::SharedModel;
+use crate::warnings;
 use phalanx::callbacks::BackupAndRestore;
 use phalanx::model::{
     BatchWeights, Fit, Inference, Interrupt, Logs, Model, OnNan, Source, StepKind, ValidationFreq,
@@ -103,6 +104,7 @@ impl Engine {
         deterministic: bool,
         seed: u64,
     ) -> PyResult<Engine> {
+        warnings::install();
         let read = |(path, array): (String, Bound<'_, PyAny>)| Ok((path, array::floats(&array)?));
         let weights = weights.into_iter().map(read).collect::<PyResult<_>>()?;
         let optimizer = optimizer.map(|variables| optimizer_variables(&variables)).transpose()?;
