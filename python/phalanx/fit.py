@@ -55,6 +55,10 @@ def fit(
     arguments = {name: value for name, value in locals().items() if name != "self"}
     session = _session(self)
     _keras.assert_compiled(self, "fit")
+    _check_integers("fit", arguments, ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps"))
+    _check_batch_sizes("fit", arguments, ("batch_size", "validation_batch_size"))
+    if initial_epoch < 0:
+        raise ValueError(f"fit: initial_epoch: expected 0 or more, received {initial_epoch}")
     if session.is_nested():
         raise RuntimeError(f"model '{self.name}': `fit` was called by a callback of its own run")
     with session.running(self), contextlib.ExitStack() as stack:
@@ -178,6 +182,8 @@ def evaluate(
     """Evaluates the model on Phalanx. The arguments and the result are those of `keras.Model.evaluate`."""
     session = _session(self)
     _keras.assert_compiled(self, "evaluate")
+    _check_integers("evaluate", {"steps": steps}, ("steps",))
+    _check_batch_sizes("evaluate", {"batch_size": batch_size}, ("batch_size",))
 
     def by_keras() -> Any:
         return _keras.own_method(self, "evaluate")(
@@ -223,6 +229,8 @@ def predict(
 ) -> Any:
     """Predicts on Phalanx. The arguments and the result are those of `keras.Model.predict`."""
     session = _session(self)
+    _check_integers("predict", {"steps": steps}, ("steps",))
+    _check_batch_sizes("predict", {"batch_size": batch_size}, ("batch_size",))
 
     def by_keras() -> Any:
         arguments = {"batch_size": batch_size, "verbose": verbose, "steps": steps, "callbacks": callbacks}
@@ -388,6 +396,21 @@ def _session(model: Any) -> Session:
     if session is None:
         raise RuntimeError(f"model '{model.name}' is not attached to phalanx: compile it in a strategy's scope")
     return session
+
+
+def _check_integers(method: str, arguments: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        value = arguments[name]
+        if value is not None and not hasattr(value, "__index__"):
+            raise TypeError(f"{method}: {name}: expected an integer, received {value!r}")
+
+
+def _check_batch_sizes(method: str, arguments: dict[str, Any], names: tuple[str, ...]) -> None:
+    _check_integers(method, arguments, names)
+    for name in names:
+        value = arguments[name]
+        if value is not None and value < 0:
+            raise ValueError(f"{method}: {name}: expected 1 or more, received {value}")
 
 
 def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], Any]:

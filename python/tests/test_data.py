@@ -308,3 +308,17 @@ def test_predictions_have_their_keys_in_the_order_of_keras(strategy, data):
         assert list(received) == list(expected)
         for key in expected:
             np.testing.assert_allclose(received[key], expected[key], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"epochs": 2.0}, TypeError, "fit: epochs: expected an integer, received 2.0"),
+        ({"batch_size": 16.0}, TypeError, "fit: batch_size: expected an integer, received 16.0"),
+        ({"batch_size": -1}, ValueError, "fit: batch_size: expected 1 or more, received -1"),
+        ({"initial_epoch": -1}, ValueError, "fit: initial_epoch: expected 0 or more, received -1"),
+    ],
+)
+def test_numbers_that_are_none_name_their_argument(strategy, data, arguments, error, message):
+    with pytest.raises(error, match=message):
+        attached(strategy).fit(*data, verbose=0, **arguments)
