@@ -6,6 +6,7 @@ Keras if the strategy says so.
 
 import contextlib
 import itertools
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -506,8 +507,19 @@ def _backup_arguments(backups: list[Any]) -> dict[str, Any] | None:
     if not backups:
         return None
     backup = backups[0]
+    _check_backup_dir(str(backup.backup_dir))
     return {
         "backup_dir": str(backup.backup_dir),
         "save_freq": backup.save_freq,
         "delete_checkpoint": bool(backup.delete_checkpoint),
     }
+
+
+def _check_backup_dir(folder: str) -> None:
+    """Refuses a folder with a backup of Keras, which would be lost if the run began again."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if "latest.weights.h5" in names and not any(name.endswith(".safetensors") for name in names):
+        raise ValueError(
+            f"BackupAndRestore: the folder {folder!r} holds a backup that Keras wrote without phalanx, which phalanx "
+            "cannot resume: finish that run with Keras, name another folder, or delete this one to begin again"
+        )

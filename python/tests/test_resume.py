@@ -9,6 +9,7 @@ import textwrap
 import keras
 import numpy as np
 import pytest
+from conftest import attached, build_model, compile_model
 
 from phalanx import callback_state
 
@@ -103,3 +104,20 @@ def test_the_state_of_a_callback_keeps_its_types():
     callback_state.load([callback], callback_state.save([callback]))
     assert np.array_equal(callback.state.pop("array"), np.arange(3))
     assert callback.state == {"by": {1: 2, (3, 4): "a"}, "pair": (1, [2.5, None]), "tuple": {"tuple": [1]}}
+
+
+def test_a_backup_of_keras_is_refused(strategy, data, tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise ZeroDivisionError
+
+    folder = str(tmp_path / "backup")
+    with pytest.raises(ZeroDivisionError):
+        compile_model(build_model()).fit(
+            *data, epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder), Stop()]
+        )
+    files = sorted(os.listdir(folder))
+    with pytest.raises(ValueError, match=f"{folder}.*Keras wrote"):
+        attached(strategy).fit(*data, epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder)])
+    assert sorted(os.listdir(folder)) == files
