@@ -415,7 +415,7 @@ fn evaluate_resident(
     let mut index_batches = data.index_batches(session.state.seed, 0, 0)?;
     let (mut current, mut next) = (StepGroup::default(), StepGroup::default());
     current.fill(&mut next, &mut *index_batches, table.steps_per_launch)?;
-    while !current.batches().is_empty() {
+    while !current.batches().is_empty() && !events.stopped {
         let started = session.start_steps(StepKind::Test, table, current.batches())?;
         next.fill(&mut current, &mut *index_batches, table.steps_per_launch)?;
         session.finish_steps(started, tally)?;
