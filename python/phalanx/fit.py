@@ -89,15 +89,14 @@ class _FitRun:
             warnings.warn(f"Limiting steps_per_epoch to {max_steps}", stacklevel=4)
             steps = max_steps
         self._epochs = max(epochs, 0)
-        self._validation: Source | None = None
+        self._source: Any = None
+        self._validation: Any = None
         try:
             self._open(stack, steps)
         except _Unsupported as unsupported:
-            if unsupported.x is not None:
-                unsupported.arguments["x"] = unsupported.x
-            x = getattr(self._validation, "x_for_keras", None)
-            if x is not None:
-                unsupported.arguments["validation_data"] = x
+            sources = {"x": self._source, "validation_data": self._validation}
+            opened = {name: getattr(source, "x_for_keras", None) for name, source in sources.items()}
+            unsupported.arguments = {name: x for name, x in opened.items() if x is not None}
             raise
 
     def _open(self, stack: contextlib.ExitStack, steps: int | None) -> None:

@@ -1,5 +1,7 @@
 """What Phalanx cannot train is refused with all reasons at once, or left to Keras if the strategy says so."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -181,11 +183,9 @@ LATE = {
 
 
 def generator(x, y, sample_weight):
+    parts = [tuple(part) if isinstance(part, list) else part for part in (x, y, sample_weight) if part is not None]
     for start in range(0, len(x), 10):
-        yield keras.tree.map_structure(
-            lambda part, at=start: part[at : at + 10],
-            (x, tuple(y) if isinstance(y, list) else y, tuple(sample_weight) if isinstance(y, list) else sample_weight),
-        )
+        yield keras.tree.map_structure(lambda part, at=start: part[at : at + 10], tuple(parts))
 
 
 def train(model, way, x, y, sample_weight):
@@ -219,3 +219,15 @@ def test_unsupported_data_is_refused_or_left_to_keras(strategy, name, way):
     assert any(warning.filename == __file__ for warning in caught)
     np.testing.assert_allclose(received, train(theirs, way, x, y, sample_weight), rtol=1e-3)
     train(ours, "arrays", x, y, None)
+
+
+def test_keras_trains_on_all_batches_of_generators_that_were_opened():
+    build, x, y, sample_weight, reason = LATE["different weights"]
+    losses = []
+    for model in twins(phalanx.MirroredStrategy(["cpu:0"], fallback="keras"), build, loss="mse", metrics=None):
+        held_out = generator(2 * x, y, sample_weight)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            history = model.fit(generator(x, y, None), validation_data=held_out, validation_steps=4, verbose=0).history
+        losses.append([history["loss"][0], history["val_loss"][0]])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
