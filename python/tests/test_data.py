@@ -223,8 +223,9 @@ class Growing(keras.utils.PyDataset):
 
 @pytest.mark.parametrize(("batches", "grow"), [(2, 1), (3, 0), (6, -1)])
 def test_a_py_dataset_that_changes_its_length_trains_on_the_batches_that_keras_takes(strategy, data, batches, grow):
+    # Not Adam: Keras on TensorFlow counts a step more when data ends early.
     results = []
-    for model in twins(strategy):
+    for model in twins(strategy, optimizer="sgd"):
         train, held_out = Growing(data, batches, grow), Growing(data, 2)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -263,7 +264,7 @@ def test_shuffled_tf_data_has_the_order_of_keras(strategy, data, ending):
     import tensorflow as tf
 
     losses = []
-    for model in twins(strategy):
+    for model in twins(strategy, optimizer="sgd"):
         model.fit(*data, shuffle=False, verbose=0)
         dataset = ending(tf.data.Dataset.from_tensor_slices(data).shuffle(100, seed=3).batch(7))
         losses.append([model.fit(dataset, epochs=2, verbose=0).history["loss"] for _ in range(2)])
