@@ -4,6 +4,7 @@ The names exist in Keras 3.10 to 3.15. Other versions get one warning.
 """
 
 import contextlib
+import copy
 import inspect
 import json
 import pathlib
@@ -35,7 +36,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.trainers.epoch_iterator import EpochIterator as KerasEpochIterator
 from keras.src.utils import rng_utils
 from keras.src.utils.python_utils import is_default
 
@@ -134,6 +135,15 @@ def _build_objective(model: Any, x: Any, y: Any, sample_weight: Any) -> None:
         model._symbolic_build(data_batch=(x, y, sample_weight))
 
 
+def builds_from_data(model: Any, compiled: bool) -> bool:
+    """Whether Keras would read a batch before a run, and begin the data again, to build a model and its metrics."""
+    if backend_name() == "tensorflow":
+        return False
+    parts = (model._compile_metrics, model._compile_loss) if compiled else ()
+    built = all(layer.built for layer in model._flatten_layers())
+    return not built or any(part is not None and not part.built for part in parts)
+
+
 def inputs_struct(model: Any) -> Any:
     """Returns the structure of `KerasTensor`s that a model takes."""
     return functional_of(model)._inputs_struct
@@ -177,6 +187,13 @@ def numpy_type(dtype: Any) -> Any:
 
         return ml_dtypes.bfloat16
     return name
+
+
+def order_outputs(outputs: Any) -> Any:
+    """Returns predictions with their keys in the order of this backend's `predict`."""
+    if isinstance(outputs, dict) and backend_name() != "tensorflow":
+        return {key: outputs[key] for key in sorted(outputs)}
+    return outputs
 
 
 # Handing over
@@ -270,6 +287,22 @@ def iterations_variable(optimizer: Any) -> Any:
 # Data
 
 
+class EpochIterator(KerasEpochIterator):
+    """Batches of each epoch as arrays. Shuffled data counts its passes, so they begin when those of Keras begin."""
+
+    def _get_iterator(self) -> Iterator[Any]:
+        adapter = self.data_adapter
+        # Elsewhere Keras begins a pass with its first batch.
+        at_once = {"tensorflow": ("_large", "_dataset"), "torch": ("_dataloader",)}.get(backend_name(), ())
+        for name in at_once:
+            # Worker processes of a `DataLoader` start with the first batch only.
+            if name in vars(adapter) and not getattr(vars(adapter)[name], "num_workers", 0):
+                begun = copy.copy(adapter)
+                vars(begun)[name] = iter(vars(adapter)[name])
+                return begun.get_numpy_iterator()
+        return adapter.get_numpy_iterator()
+
+
 def get_data_adapter(**arguments: Any) -> DataAdapter:
     """Returns Keras' adapter for the data given to `fit`, `evaluate` or `predict`."""
     return data_adapters.get_data_adapter(**arguments)
@@ -317,9 +350,9 @@ def is_torch_tensor(value: Any) -> bool:
     return data_adapter_utils.is_torch_tensor(value)
 
 
-def warn_out_of_data(iterator: EpochIterator) -> None:
+def warn_out_of_data() -> None:
     """Gives Keras' warning that the data ended too soon."""
-    iterator._interrupted_warning()
+    KerasEpochIterator._interrupted_warning(None)
 
 
 def limits() -> tuple[int | None, int | None]:

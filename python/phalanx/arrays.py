@@ -1,6 +1,8 @@
 """Arrays of any kind as buffers that the engine reads, in the order of a model's inputs and outputs."""
 
+import math
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -27,12 +29,19 @@ def as_buffer(value: Any) -> np.ndarray:
     return np.asarray(array, order="C")
 
 
+def unsupported_data(reason: str) -> _phalanx.UnsupportedError:
+    """Returns the error about data that is not supported."""
+    error = _phalanx.UnsupportedError(reason)
+    error.reasons = [reason]
+    return error
+
+
 def to_numpy(value: Any) -> np.ndarray:
     """Returns an array, tensor, `DataFrame` or `Series` as a NumPy array."""
     if isinstance(value, np.ndarray):
         return value
     if _keras.is_sparse_or_ragged(value):
-        raise _phalanx.UnsupportedError(f"sparse or ragged data is not supported: {type(value).__name__}")
+        raise unsupported_data(f"sparse or ragged data is not supported: {type(value).__name__}")
     if _keras.is_torch_tensor(value):
         value = value.detach().cpu()
         return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
@@ -82,10 +91,26 @@ def flatten_inputs(model: Any, x: Any) -> list[Any]:
     elif isinstance(x, dict) and isinstance(struct, dict):
         values = [x[key] for key in _sorted_keys(struct)] if set(struct) <= set(x) else tree.flatten(x)
     else:
+        _check_structure(x, struct)
         values = tree.flatten(x)
     if len(values) != len(references):
         raise ValueError(f"model '{model.name}': expected {len(references)} inputs, received {len(values)}")
     return [_match_rank(value, reference) for value, reference in zip(values, references, strict=True)]
+
+
+def _check_structure(x: Any, struct: Any) -> None:
+    """Raises or warns, as Keras does, if inputs without keys are given to a model whose inputs have keys."""
+    if not isinstance(struct, dict) or isinstance(x, dict):
+        return
+    keys = list(struct)
+    message = (
+        "The structure of `inputs` doesn't match the expected structure.\n"
+        f"Expected: { ({key: reference.name for key, reference in struct.items()}) }\n"
+        f"Received: inputs={tree.map_structure(lambda value: f'Tensor(shape={shape_of(value)})', x)}"
+    )
+    if keys != sorted(keys):
+        raise ValueError(message)
+    warnings.warn(message, stacklevel=2)
 
 
 def flatten_targets(model: Any, y: Any) -> list[Any]:
@@ -102,16 +127,37 @@ def flatten_targets(model: Any, y: Any) -> list[Any]:
     return [value for key in keys if key in y for value in tree.flatten(y[key])]
 
 
-def common_weight(sample_weight: Any) -> Any:
+def common_weight(model: Any, sample_weight: Any) -> Any:
     """Returns the sample weights that all outputs share."""
     weights = [] if sample_weight is None else [value for value in tree.flatten(sample_weight) if value is not None]
     if not weights:
         return None
     first = weights[0]
+    check_row_weights(model, weights)
     for other in weights[1:]:
         if other is not first and not np.array_equal(to_numpy(first), to_numpy(other)):
-            raise _phalanx.UnsupportedError("sample weights that differ between outputs are not supported")
+            raise unsupported_data("sample weights that differ between outputs are not supported")
     return first
+
+
+def check_row_weights(model: Any, sample_weight: Any) -> None:
+    """Raises an error if sample weights are those of single time steps or pixels."""
+    outputs = [tuple(reference.shape) for reference in tree.flatten(_keras.outputs_struct(model))]
+    for weight in tree.flatten(sample_weight):
+        if weight is None:
+            continue
+        shape = tuple(weight.shape) if isinstance(weight, KerasTensor) else shape_of(weight)
+        of_steps = [output for output in outputs if 1 < len(shape) < len(output) and _agree(shape[1:], output[1:])]
+        if of_steps and math.prod(shape[1:]) != 1:
+            raise unsupported_data(
+                "sample weights of single time steps are not supported: expected one number for each sample, received "
+                f"an array of shape {shape}"
+            )
+
+
+def _agree(sizes: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Whether sizes are the first of those expected, of which some may be open."""
+    return all(b is None or a == b for a, b in zip(sizes, expected, strict=False))
 
 
 def _sorted_keys(struct: dict[str, Any]) -> list[str]:
@@ -124,7 +170,7 @@ def _match_rank(value: Any, reference: KerasTensor) -> Any:
     """Adds or removes a last dimension of size 1, as Keras does for inputs."""
     if value is None:
         if _keras.is_optional(reference):
-            raise _phalanx.UnsupportedError(f"input '{reference.name}' is missing, which is not supported")
+            raise unsupported_data(f"input '{reference.name}' is missing, which is not supported")
         raise ValueError(f"The input '{reference.name}' is not optional, but None was passed: give it a tensor")
     shape, expected = shape_of(value), reference.shape
     if len(shape) == len(expected) + 1 and shape[-1] == 1:
@@ -144,7 +190,7 @@ def _match_rank(value: Any, reference: KerasTensor) -> Any:
 
 def _from_objects(array: np.ndarray) -> np.ndarray:
     if any(isinstance(value, (str, bytes)) for value in array.flat):
-        raise _phalanx.UnsupportedError("strings are not supported as data; convert them to integers first")
+        raise unsupported_data("strings are not supported as data; convert them to integers first")
     try:
         return array.astype(np.float32)
     except (TypeError, ValueError) as error:
@@ -153,7 +199,7 @@ def _from_objects(array: np.ndarray) -> np.ndarray:
 
 def _from_other(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind in "US":
-        raise _phalanx.UnsupportedError("strings are not supported as data; convert them to integers first")
+        raise unsupported_data("strings are not supported as data; convert them to integers first")
     if array.dtype.kind == "c":
-        raise _phalanx.UnsupportedError("complex numbers are not supported as data")
+        raise unsupported_data("complex numbers are not supported as data")
     return array.astype(np.float32)

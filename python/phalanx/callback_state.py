@@ -33,9 +33,12 @@ _STATELESS = (
 )
 
 
+_TAGS = ({"npy"}, {"tuple"}, {"dict"})
+
+
 def save(callbacks: list[Any]) -> str:
     """Returns the state of callbacks as text."""
-    return json.dumps([_state_of(callback) for callback in callbacks], default=_encode)
+    return json.dumps([_encode(_state_of(callback)) for callback in callbacks])
 
 
 def load(callbacks: list[Any], text: str) -> None:
@@ -109,16 +112,36 @@ def _remove_rows(filename: str, separator: str, epoch: int) -> None:
 
 
 def _encode(value: Any) -> Any:
+    """Returns a value as JSON has it. A dict with the one key "npy", "tuple" or "dict" stands for another type."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, dict):
+        if all(type(key) is str for key in value) and value.keys() not in _TAGS:
+            return {key: _encode(entry) for key, entry in value.items()}
+        return {"dict": [[_encode(key), _encode(entry)] for key, entry in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(entry) for entry in value]}
+    if isinstance(value, list):
+        return [_encode(entry) for entry in value]
+    if isinstance(value, (bool, int, float, str)):
+        # Of a class of its own, such as an `IntEnum`.
+        return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
     if hasattr(value, "__array__"):
         buffer = io.BytesIO()
         np.save(buffer, np.asarray(value), allow_pickle=False)
         return {"npy": base64.b64encode(buffer.getvalue()).decode()}
-    raise TypeError(f"get_state(): expected numbers, strings, arrays, lists and dicts, received {type(value).__name__}")
+    raise TypeError(
+        f"get_state(): expected numbers, strings, arrays, lists, tuples and dicts, received {type(value).__name__}"
+    )
 
 
 def _decode(value: dict[str, Any]) -> Any:
     if value.keys() == {"npy"}:
         return np.load(io.BytesIO(base64.b64decode(value["npy"])), allow_pickle=False)
+    if value.keys() == {"tuple"}:
+        return tuple(value["tuple"])
+    if value.keys() == {"dict"}:
+        return {key: entry for key, entry in value["dict"]}
     return value

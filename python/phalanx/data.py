@@ -8,8 +8,17 @@ import numpy as np
 
 from phalanx import _keras, _phalanx
 from phalanx._keras import KerasTensor, tree
-from phalanx.arrays import as_buffer, common_weight, flatten_inputs, flatten_targets, shape_of, type_of
-from phalanx.rebatch import rebatched
+from phalanx.arrays import (
+    as_buffer,
+    check_row_weights,
+    common_weight,
+    flatten_inputs,
+    flatten_targets,
+    shape_of,
+    type_of,
+    unsupported_data,
+)
+from phalanx.rebatch import batch_size_of, is_fixed, rebatched
 
 Batch = tuple[list[Any], list[Any], Any]
 
@@ -20,8 +29,16 @@ class Source:
     num_batches: int | None
     """The number of batches of an epoch, if known."""
 
-    def example(self) -> tuple[Any, Any, Any]:
-        """Returns `KerasTensor`s like the inputs, targets and sample weights, with an open batch size."""
+    resets_first = False
+    """Whether the data is reset before the first pass, as Keras does in `fit` and `evaluate`, but not in `predict`."""
+    restarts = False
+    """Whether the data is reset before every pass, as Keras does when it validates."""
+
+    def example(self, discard: bool = False) -> tuple[Any, Any, Any]:
+        """Returns `KerasTensor`s like the inputs, targets and sample weights, with an open batch size.
+
+        With `discard` they come from a pass that is given up, as in Keras before the run of a model that is not built.
+        """
         raise NotImplementedError
 
     def data(self, model: Any) -> Any:
@@ -71,13 +88,13 @@ class ArraySource(Source):
         self.batch_size = int(adapter.batch_size)
         self.num_batches = adapter.num_batches
 
-    def example(self) -> tuple[Any, Any, Any]:
+    def example(self, discard: bool = False) -> tuple[Any, Any, Any]:
         return tuple(tree.map_structure(open_batch, part) for part in (self.x, self.y, self.sample_weight))  # type: ignore[return-value]
 
     def data(self, model: Any) -> Any:
         x = [as_buffer(value) for value in flatten_inputs(model, self.x)]
         y = [as_buffer(value) for value in flatten_targets(model, self.y)]
-        weight = common_weight(self.sample_weight)
+        weight = common_weight(model, self.sample_weight)
         return _phalanx.ArrayData(x, y, None if weight is None else as_buffer(weight), self.batch_size)
 
 
@@ -86,24 +103,49 @@ class BatchSource(Source):
 
     batch_size: int | None = None
     _example: tuple[Any, Any, Any] | None = None
+    _peeked: Any = None
     _model: Any = None
     _skipped_epochs = 0
+    _was_reset = False
 
-    def example(self) -> tuple[Any, Any, Any]:
+    def example(self, discard: bool = False) -> tuple[Any, Any, Any]:
+        if self._example is None and not discard:
+            self._example = self.declared()
         if self._example is None:
-            parts = _keras.unpack(self.peek())
+            if not discard:
+                self._reset_first()
+            self._peeked = self.peek(discard)
+            parts = _keras.unpack(self._peeked)
             _check_supported(*parts)
             first = tree.flatten(parts[0])[0]
             self.batch_size = self.batch_size or int(shape_of(first)[0])
             self._example = tuple(tree.map_structure(open_batch, part) for part in parts)  # type: ignore[assignment]
-        assert self._example is not None
         return self._example
 
     def data(self, model: Any) -> Any:
-        self.example()
+        example = self.example()
         assert self.batch_size is not None
         self._model = model
+        self._reset_first()
+        # What is not supported is found here if possible, before the run.
+        check_row_weights(model, example[2])
+        if self._peeked is not None:
+            self.flatten(self._peeked)
+            self._peeked = None
         return _phalanx.BatchData(self, self.num_batches, self.batch_size)
+
+    def declared(self) -> tuple[Any, Any, Any] | None:
+        """Returns what the data declares its batches to be, if it does."""
+        return None
+
+    def _reset_first(self) -> None:
+        if self.resets_first and not self._was_reset:
+            self.reset()
+        self._was_reset = True
+
+    def reset(self) -> None:
+        """Gives up the current pass, as Keras does before a run."""
+        raise NotImplementedError
 
     def skip_epochs(self, count: int) -> None:
         self._skipped_epochs = count
@@ -116,14 +158,14 @@ class BatchSource(Source):
         """Returns the next batch; `None` after the last."""
         raise NotImplementedError
 
-    def peek(self) -> Any:
-        """Returns the first batch without consuming it."""
+    def peek(self, discard: bool) -> Any:
+        """Returns the first batch. With `discard` the pass that yields it is given up, else it becomes the next one."""
         raise NotImplementedError
 
     def flatten(self, batch: Any) -> Batch:
         """Returns a batch in the order of the model's inputs and outputs."""
         x, y, sample_weight = _keras.unpack(batch)
-        weight = common_weight(sample_weight)
+        weight = common_weight(self._model, sample_weight)
         return (
             [as_buffer(value) for value in flatten_inputs(self._model, x)],
             [as_buffer(value) for value in flatten_targets(self._model, y)],
@@ -138,36 +180,61 @@ class IteratorSource(BatchSource):
     """
 
     def __init__(self, adapter: _keras.DataAdapter, steps: int | None) -> None:
-        self._steps = steps
         self._adapter = adapter
-        self._restarts = False
         self._iterator = _keras.EpochIterator(x=adapter, steps_per_epoch=steps)
         self.num_batches = self._iterator.num_batches
         with contextlib.suppress(Exception):
             self.batch_size = adapter.batch_size
         self._batches: Iterator[Any] | None = None
+        self._begun: Iterator[Any] | None = None
 
-    def restart_every_time(self) -> None:
-        """Starts again in every pass, as validation does."""
-        self._restarts = True
+    @property
+    def x_for_keras(self) -> Any:
+        """The data as Keras may read it after this source was opened; `None` if it can read what it was given."""
+        if isinstance(self._adapter, _keras.GeneratorDataAdapter):
+            return (batch for batch in self._adapter.generator())
+        return None
 
-    def peek(self) -> Any:
+    def declared(self) -> tuple[Any, Any, Any] | None:
+        if not isinstance(self._adapter, _keras.TFDatasetAdapter):
+            return None
+        self.batch_size = self.batch_size or batch_size_of(_keras.adapter_dataset(self._adapter))
+        specs = _keras.unpack(_keras.adapter_dataset(self._adapter).element_spec)
+        flat = tree.flatten(specs)
+        # Several sample weights may differ, which only batches tell.
+        if self.batch_size is None or not all(map(is_fixed, flat)) or len(tree.flatten(specs[2])) > 1:
+            return None
+        return tuple(tree.map_structure(_open_spec, part) for part in specs)  # type: ignore[return-value]
+
+    def reset(self) -> None:
+        self._iterator.reset()
+
+    def peek(self, discard: bool) -> Any:
         if isinstance(self._adapter, _keras.PyDatasetAdapter):
             # Its worker threads would go on after the first batch.
             return _keras.standardize_batch(self._adapter, self._adapter.py_dataset[0])
-        for _, _, batches in self._iterator:
+        batches = iter(self._iterator)
+        first = next(batches, None)
+        if first is None:
+            raise ValueError("fit, evaluate or predict received data without a batch")
+        if discard:
             self._iterator.reset()
-            return batches[0]
-        raise ValueError("fit, evaluate or predict received data without a batch")
+        else:
+            self._begun = _chain(first, batches)
+        return first[2][0]
 
     def begin(self, epoch: int, start: int) -> None:
-        if self._restarts and self._batches is not None:
-            self._iterator.reset()
+        batches, self._begun = self._begun, None
+        if batches is None:
+            if self.restarts:
+                self._iterator.reset()
+            batches = iter(self._iterator)
         for _ in range(self._skipped_epochs):
-            for _ in self._iterator:
+            while next(batches, None) is not None:
                 pass
+            batches = iter(self._iterator)
         self._skipped_epochs = 0
-        self._batches = iter(self._iterator)
+        self._batches = batches
         for _ in range(start):
             next(self._batches, None)
 
@@ -178,11 +245,14 @@ class IteratorSource(BatchSource):
         return None if step is None else self.flatten(step[2][0])
 
     def close(self) -> None:
-        self._batches = None
+        self._batches = self._begun = None
 
 
 class IndexedSource(BatchSource):
-    """A `PyDataset`: batches by number, so a resumed run goes on without reading the batches before."""
+    """A `PyDataset`: batches by number, so a resumed run goes on without reading the batches before.
+
+    As in Keras, an epoch has the number of batches that the dataset had at first, or fewer if it shrinks.
+    """
 
     def __init__(self, adapter: _keras.PyDatasetAdapter) -> None:
         self._adapter = adapter
@@ -190,45 +260,84 @@ class IndexedSource(BatchSource):
         self.num_batches = adapter.num_batches
         self._seed = _keras.random_seed() or 0
         self._order: Iterator[int] | None = None
+        self._first: Any = None
+        self._within_pass = False
         size = getattr(self._dataset, "batch_size", None)
         self.batch_size = size if isinstance(size, int) else None
 
-    def peek(self) -> Any:
+    def reset(self) -> None:
+        # In this order, as in Keras.
+        self.num_batches = self._adapter.num_batches
+        self._within_pass = False
+        self._adapter.on_epoch_end()
+
+    def peek(self, discard: bool) -> Any:
         if not self.num_batches:
             raise ValueError("The PyDataset has length 0")
-        return self._batch(0)
+        if self.restarts:
+            # The first validation begins with a reset.
+            return self._batch(0)
+        self._begin_pass()
+        batch = self._batch(0)
+        if discard:
+            self.reset()
+            self._was_reset = True
+        else:
+            self._first = batch
+        return batch
 
     def begin(self, epoch: int, start: int) -> None:
-        self._end_pass()
+        if self._order is not None:
+            self._end_pass()
+        elif self.restarts and not self._within_pass:
+            self.reset()
         for _ in range(self._skipped_epochs):
-            self._adapter.on_epoch_begin()
-            self._adapter.on_epoch_end()
+            self._begin_pass()
+            self._end_pass()
         self._skipped_epochs = 0
-        self._adapter.on_epoch_begin()
-        count = self._adapter.num_batches
+        self._begin_pass()
+        count = self._adapter.num_batches or 0
         order = np.arange(count)
         if self._adapter.shuffle:
             order = np.random.default_rng([self._seed, epoch]).permutation(count)
-        self._order = iter(order[start:].tolist())
+        self._order = iter(order[: self.num_batches][start:].tolist())
 
     def next(self) -> Batch | None:
         if self._order is None:
             return None
         for index in self._order:
             return self.flatten(self._batch(index))
+        if (self._adapter.num_batches or 0) < (self.num_batches or 0):
+            _keras.warn_out_of_data()
         self._end_pass()
         return None
 
     def close(self) -> None:
-        self._end_pass()
+        self._order = self._first = None
+
+    def _begin_pass(self) -> None:
+        if not self._within_pass:
+            self._within_pass = True
+            self._adapter.on_epoch_begin()
 
     def _end_pass(self) -> None:
-        if self._order is not None:
-            self._order = None
-            self._adapter.on_epoch_end()
+        self._order = self._first = None
+        self._within_pass = False
+        self._adapter.on_epoch_end()
 
     def _batch(self, index: int) -> Any:
+        if index == 0 and self._first is not None:
+            first, self._first = self._first, None
+            return first
         return _keras.standardize_batch(self._adapter, self._dataset[index])
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """Yields the first step of a pass that has begun, and those after it."""
+    yield first
+    # A `for` loop would begin the epoch again.
+    while (step := next(rest, None)) is not None:
+        yield step
 
 
 def class_weights(y: np.ndarray, class_weight: dict[int, float]) -> np.ndarray:
@@ -247,7 +356,12 @@ def open_batch(value: Any) -> KerasTensor | None:
     return KerasTensor((None, *shape_of(value)[1:]), type_of(value))
 
 
+def _open_spec(spec: Any) -> KerasTensor:
+    """Returns a `KerasTensor` like the elements of a `tf.TensorSpec` with an open batch size."""
+    return KerasTensor((None, *spec.shape.as_list()[1:]), type_of(spec))
+
+
 def _check_supported(*parts: Any) -> None:
     for value in tree.flatten(parts):
         if value is not None and _keras.is_sparse_or_ragged(value):
-            raise _phalanx.UnsupportedError(f"sparse or ragged data is not supported: {type(value).__name__}")
+            raise unsupported_data(f"sparse or ragged data is not supported: {type(value).__name__}")

@@ -6,6 +6,7 @@ Keras if the strategy says so.
 
 import contextlib
 import itertools
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,14 +16,21 @@ import numpy as np
 from phalanx import _keras, _phalanx
 from phalanx._keras import keras, tree
 from phalanx.arrays import as_buffer, common_weight, flatten_inputs, flatten_targets
-from phalanx.data import ArraySource, BatchSource, IteratorSource, Source, class_weights, open_batch, open_source
+from phalanx.data import ArraySource, BatchSource, Source, class_weights, open_batch, open_source
 from phalanx.hooks import PREDICT, TEST, TRAIN, Hooks, callback_list
 from phalanx.session import Session
+from phalanx.unsupported import unsupported_error
 from phalanx.variables import Link
 
 
 class _Unsupported(Exception):
     """Keras is to run a model in place of the engine."""
+
+    def __init__(self, source: Source | None = None) -> None:
+        super().__init__()
+        self.x = getattr(source, "x_for_keras", None)
+        """The data as Keras may read it; `None` if it can read what it was given."""
+        self.arguments: dict[str, Any] = {}
 
 
 def fit(
@@ -48,15 +56,20 @@ def fit(
     arguments = {name: value for name, value in locals().items() if name != "self"}
     session = _session(self)
     _keras.assert_compiled(self, "fit")
+    _check_integers("fit", arguments, ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps"))
+    _check_batch_sizes("fit", arguments, ("batch_size", "validation_batch_size"))
+    if initial_epoch < 0:
+        raise ValueError(f"fit: initial_epoch: expected 0 or more, received {initial_epoch}")
     if session.is_nested():
         raise RuntimeError(f"model '{self.name}': `fit` was called by a callback of its own run")
     with session.running(self), contextlib.ExitStack() as stack:
         try:
             run = _FitRun(self, session, arguments, stack)
-        except _Unsupported:
-            run = None
+        except _Unsupported as unsupported:
+            run, arguments = None, {**arguments, **unsupported.arguments}
         if run is not None:
-            return run.run()
+            with _naming(self):
+                return run.run()
     return _keras.own_method(self, "fit")(**arguments)
 
 
@@ -75,10 +88,23 @@ class _FitRun:
         if max_steps and (not steps or max_steps < steps):
             warnings.warn(f"Limiting steps_per_epoch to {max_steps}", stacklevel=4)
             steps = max_steps
-        self._epochs = epochs
+        self._epochs = max(epochs, 0)
+        self._source: Any = None
+        self._validation: Any = None
+        try:
+            self._open(stack, steps)
+        except _Unsupported as unsupported:
+            sources = {"x": self._source, "validation_data": self._validation}
+            opened = {name: getattr(source, "x_for_keras", None) for name, source in sources.items()}
+            unsupported.arguments = {name: x for name, x in opened.items() if x is not None}
+            raise
+
+    def _open(self, stack: contextlib.ExitStack, steps: int | None) -> None:
+        """Opens the data and builds the model."""
+        model, session, arguments = self._model, self._session, self._arguments
         train, held_out = _split(arguments)
         self._source = _open(model, session, stack, **train, steps_per_epoch=steps, shuffle=arguments["shuffle"])
-        self._validation = None
+        self._source.resets_first = True
         if held_out is not None:
             x, y, sample_weight = _keras.unpack(held_out)
             self._validation = _open(
@@ -92,9 +118,12 @@ class _FitRun:
                 steps_per_epoch=arguments["validation_steps"],
                 shuffle=False,
             )
-            if isinstance(self._validation, IteratorSource):
-                self._validation.restart_every_time()
+            self._validation.restarts = True
         self._link = _prepare(model, session, self._source)
+        self._data = _engine_data(model, session, self._source)
+        self._validation_data = None
+        if self._validation is not None:
+            self._validation_data = _engine_data(model, session, self._validation)
 
     def run(self) -> Any:
         """Trains and returns the history."""
@@ -117,12 +146,11 @@ class _FitRun:
         return model.history
 
     def _train(self, hooks: Hooks, backups: list[Any]) -> None:
-        model, arguments, link = self._model, self._arguments, self._link
-        validation = None if self._validation is None else self._validation.data(model)
+        arguments, link = self._arguments, self._link
         try:
             link.engine.fit(
-                self._source.data(model),
-                validation,
+                self._data,
+                self._validation_data,
                 hooks,
                 {
                     "epochs": self._epochs,
@@ -154,6 +182,8 @@ def evaluate(
     """Evaluates the model on Phalanx. The arguments and the result are those of `keras.Model.evaluate`."""
     session = _session(self)
     _keras.assert_compiled(self, "evaluate")
+    _check_integers("evaluate", {"steps": steps}, ("steps",))
+    _check_batch_sizes("evaluate", {"batch_size": batch_size}, ("batch_size",))
 
     def by_keras() -> Any:
         return _keras.own_method(self, "evaluate")(
@@ -175,12 +205,16 @@ def evaluate(
     try:
         with session.running(self), contextlib.ExitStack() as stack:
             source = _open(self, session, stack, **data, steps_per_epoch=steps, shuffle=False)
+            source.resets_first = True
             link = _prepare(self, session, source)
+            engine_data = _engine_data(self, session, source)
             listed = callback_list(self, callbacks, history=False, verbose=verbose, epochs=1, steps=source.num_batches)
             hooks = Hooks(self, session, link, TEST, listed, source.num_batches)
             self.stop_evaluating = False
-            logs = dict(sorted(link.engine.evaluate(source.data(self), hooks)))
-    except _Unsupported:
+            with _naming(self):
+                logs = dict(sorted(link.engine.evaluate(engine_data, hooks)))
+    except _Unsupported as unsupported:
+        x = x if unsupported.x is None else unsupported.x
         return by_keras()
     return logs if return_dict else _keras.flatten_metrics(self, logs)
 
@@ -195,6 +229,8 @@ def predict(
 ) -> Any:
     """Predicts on Phalanx. The arguments and the result are those of `keras.Model.predict`."""
     session = _session(self)
+    _check_integers("predict", {"steps": steps}, ("steps",))
+    _check_batch_sizes("predict", {"batch_size": batch_size}, ("batch_size",))
 
     def by_keras() -> Any:
         arguments = {"batch_size": batch_size, "verbose": verbose, "steps": steps, "callbacks": callbacks}
@@ -206,14 +242,17 @@ def predict(
     try:
         with session.running(self), contextlib.ExitStack() as stack:
             source = _open(self, session, stack, x=x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
-            link = _prepare(self, session, source)
+            link = _prepare(self, session, source, compiled=False)
+            engine_data = _engine_data(self, session, source)
             listed = callback_list(self, callbacks, history=False, verbose=verbose, epochs=1, steps=source.num_batches)
             hooks = Hooks(self, session, link, PREDICT, listed, source.num_batches)
             self.stop_predicting = False
-            if hooks.sees_batches(PREDICT):
-                return _predict_by_batch(self, link, source, listed)
-            return _pack_outputs(self, link.engine.predict(source.data(self), hooks))
-    except _Unsupported:
+            with _naming(self):
+                if hooks.sees_batches(PREDICT):
+                    return _predict_by_batch(self, link, source, listed)
+                return _pack_outputs(self, link.engine.predict(engine_data, hooks))
+    except _Unsupported as unsupported:
+        x = x if unsupported.x is None else unsupported.x
         return by_keras()
 
 
@@ -242,7 +281,6 @@ def _join(outputs: list[Any]) -> Any:
 def _input_batches(model: Any, source: Source) -> Iterator[list[np.ndarray]]:
     """Yields the inputs of each batch."""
     if isinstance(source, BatchSource):
-        source.data(model)
         source.begin(0, 0)
         while (batch := source.next()) is not None:
             yield batch[0]
@@ -309,7 +347,11 @@ def _on_batch(model: Any, method: str, x: Any, y: Any, sample_weight: Any, retur
             link = _build(model, session, tuple(tree.map_structure(open_batch, part) for part in (x, y, sample_weight)))
             if _keras.resets_metrics_on_batch(model):
                 link.engine.reset_metrics()
-            data = _one_batch(model, x, y, sample_weight)
+            try:
+                data = _one_batch(model, x, y, sample_weight)
+            except _phalanx.UnsupportedError as error:
+                session.refuse_data(model, error)
+                raise _Unsupported from error
             getattr(link.engine, method)(data)
             if method == "train_on_batch":
                 link.advance()
@@ -322,7 +364,7 @@ def _on_batch(model: Any, method: str, x: Any, y: Any, sample_weight: Any, retur
 def _one_batch(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
     inputs = [as_buffer(value) for value in flatten_inputs(model, x)]
     targets = [as_buffer(value) for value in flatten_targets(model, y)]
-    weight = common_weight(sample_weight)
+    weight = common_weight(model, sample_weight)
     return _phalanx.ArrayData(inputs, targets, None if weight is None else as_buffer(weight), max(len(inputs[0]), 1))
 
 
@@ -356,6 +398,21 @@ def _session(model: Any) -> Session:
     return session
 
 
+def _check_integers(method: str, arguments: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        value = arguments[name]
+        if value is not None and not hasattr(value, "__index__"):
+            raise TypeError(f"{method}: {name}: expected an integer, received {value!r}")
+
+
+def _check_batch_sizes(method: str, arguments: dict[str, Any], names: tuple[str, ...]) -> None:
+    _check_integers(method, arguments, names)
+    for name in names:
+        value = arguments[name]
+        if value is not None and value < 0:
+            raise ValueError(f"{method}: {name}: expected 1 or more, received {value}")
+
+
 def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Returns the data to train on and the data to validate on, if any."""
     names = ("x", "y", "sample_weight", "batch_size", "class_weight")
@@ -382,28 +439,46 @@ def _open(model: Any, session: Session, stack: contextlib.ExitStack, **arguments
     return source
 
 
-def _prepare(model: Any, session: Session, source: Source) -> Link:
+def _prepare(model: Any, session: Session, source: Source, compiled: bool = True) -> Link:
     """Builds the model for the data, and puts it on the devices."""
     try:
-        example = source.example()
+        example = source.example(discard=_keras.builds_from_data(model, compiled))
     except _phalanx.UnsupportedError as error:
         session.refuse_data(model, error)
-        raise _Unsupported from error
-    return _build(model, session, example)
+        raise _Unsupported(source) from error
+    return _build(model, session, example, source)
 
 
-def _build(model: Any, session: Session, example: tuple[Any, Any, Any]) -> Link:
+def _engine_data(model: Any, session: Session, source: Source) -> Any:
+    """Returns the data as the engine takes it."""
+    try:
+        return source.data(model)
+    except _phalanx.UnsupportedError as error:
+        session.refuse_data(model, error)
+        raise _Unsupported(source) from error
+
+
+@contextlib.contextmanager
+def _naming(model: Any) -> Iterator[None]:
+    """Lets errors about data that was found in a run name the model: Keras cannot take over by then."""
+    try:
+        yield
+    except _phalanx.UnsupportedError as error:
+        raise unsupported_error(model, getattr(error, "reasons", None) or [str(error)]) from error
+
+
+def _build(model: Any, session: Session, example: tuple[Any, Any, Any], source: Source | None = None) -> Link:
     """Builds the model for data like `example`, and puts it on the devices."""
     if session.falls_back(model):
-        raise _Unsupported
+        raise _Unsupported(source)
     _keras.build(model, *example)
     if session.falls_back(model):
-        raise _Unsupported
+        raise _Unsupported(source)
     try:
         return session.prepare(model)
     except _phalanx.UnsupportedError as error:
         session.refuse_data(model, error)
-        raise _Unsupported from error
+        raise _Unsupported(source) from error
 
 
 def _pack_outputs(model: Any, outputs: list[Any]) -> Any:
@@ -413,7 +488,7 @@ def _pack_outputs(model: Any, outputs: list[Any]) -> Any:
         np.asarray(output).astype(_keras.numpy_type(reference.dtype), copy=False)
         for output, reference in zip(outputs, tree.flatten(struct), strict=True)
     ]
-    return tree.pack_sequence_as(struct, arrays)
+    return _keras.order_outputs(tree.pack_sequence_as(struct, arrays))
 
 
 def _take_backups(callbacks: Any) -> tuple[list[Any], Any]:
@@ -431,8 +506,19 @@ def _backup_arguments(backups: list[Any]) -> dict[str, Any] | None:
     if not backups:
         return None
     backup = backups[0]
+    _check_backup_dir(str(backup.backup_dir))
     return {
         "backup_dir": str(backup.backup_dir),
         "save_freq": backup.save_freq,
         "delete_checkpoint": bool(backup.delete_checkpoint),
     }
+
+
+def _check_backup_dir(folder: str) -> None:
+    """Refuses a folder with a backup of Keras, which would be lost if the run began again."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if "latest.weights.h5" in names and not any(name.endswith(".safetensors") for name in names):
+        raise ValueError(
+            f"BackupAndRestore: the folder {folder!r} holds a backup that Keras wrote without phalanx, which phalanx "
+            "cannot resume: finish that run with Keras, name another folder, or delete this one to begin again"
+        )

@@ -21,7 +21,7 @@ _BATCHING = ("BatchDataset", "ParallelBatchDataset")
 def rebatched(adapter: _keras.TFDatasetAdapter) -> _keras.TFDatasetAdapter | None:
     """Returns an adapter that reads several batches at once, if the batches stay the same."""
     dataset = _keras.adapter_dataset(adapter)
-    size = _batch_size(dataset)
+    size = batch_size_of(dataset)
     if size is None or not hasattr(dataset, "rebatch"):
         return None
     count = _batches_at_once(dataset, size)
@@ -48,7 +48,7 @@ class RebatchedAdapter(_keras.TFDatasetAdapter):
                 yield tree.map_structure(lambda array, at=start: array[at : at + self._size], arrays)
 
 
-def _batch_size(dataset: Any) -> int | None:
+def batch_size_of(dataset: Any) -> int | None:
     """Returns the size of all batches but the last, if the dataset's definition tells."""
     while True:
         name = type(dataset).__name__.lstrip("_")
@@ -60,16 +60,23 @@ def _batch_size(dataset: Any) -> int | None:
         dataset = getattr(dataset, "_input_dataset", None)
 
 
+def is_fixed(spec: Any) -> bool:
+    """Whether a part of a dataset's elements is a dense tensor with known sizes, except that of the batch."""
+    shape = getattr(spec, "shape", None)
+    dense = type(spec).__name__ == "TensorSpec"
+    return (
+        dense and shape is not None and shape.rank is not None and shape.rank >= 1 and None not in shape.as_list()[1:]
+    )
+
+
 def _batches_at_once(dataset: Any, size: int) -> int:
     """Returns how many batches fit into the limits; 1 if elements have open or unknown sizes."""
     total = 0
     for spec in tree.flatten(dataset.element_spec):
-        shape = getattr(spec, "shape", None)
-        dense = type(spec).__name__ == "TensorSpec"
-        if not dense or shape is None or shape.rank is None or shape.rank < 1 or None in shape.as_list()[1:]:
+        if not is_fixed(spec):
             return 1
         elements = 1
-        for dimension in shape.as_list()[1:]:
+        for dimension in spec.shape.as_list()[1:]:
             elements *= dimension
         total += size * elements * max(spec.dtype.size, 1)
     return max(1, min(MAX_BATCHES, MAX_BYTES // max(total, 1)))

@@ -2,11 +2,11 @@
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from phalanx import _keras, _phalanx
+from phalanx._warnings import warn
 from phalanx.unsupported import config_text, find_unsupported, unsupported_error
 from phalanx.variables import Link, as_array
 
@@ -74,9 +74,14 @@ class Session:
 
     def refuse_data(self, model: Any, error: Exception) -> None:
         """Raises an error about unsupported data unless the strategy falls back to Keras."""
+        reasons = getattr(error, "reasons", None) or [str(error)]
         if self.strategy.fallback != "keras":
-            raise error
-        self._warn(model, getattr(error, "reasons", None) or [str(error)])
+            raise unsupported_error(model, reasons) from error
+        self._warn(model, reasons)
+        if self.link is not None:
+            # Keras goes on with the current values.
+            self.link.release()
+            self.engine = self.link = None
 
     def _refuse(self, model: Any, reasons: list[str]) -> None:
         if self.strategy.fallback != "keras":
@@ -85,7 +90,7 @@ class Session:
 
     def _warn(self, model: Any, reasons: list[str]) -> None:
         if not self._warned:
-            warnings.warn(f"Keras trains '{model.name}', since phalanx cannot: {'; '.join(reasons)}", stacklevel=5)
+            warn(f"Keras trains '{model.name}', since phalanx cannot: {'; '.join(reasons)}")
         self._warned = True
 
     # Running

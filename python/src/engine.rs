@@ -3,8 +3,9 @@
 use crate::array::{self, Array};
 use crate::data::{ArrayData, BatchData, ModelTypes};
 use crate::errors::{to_python, unsupported};
-use crate::hooks::{Pending, PythonHooks, interruption, optimizer_variables};
+use crate::hooks::{Pending, PythonHooks, optimizer_variables, result_of_run};
 use crate::shared::SharedModel;
+use crate::warnings;
 use phalanx::callbacks::BackupAndRestore;
 use phalanx::model::{
     BatchWeights, Fit, Inference, Interrupt, Logs, Model, OnNan, Source, StepKind, ValidationFreq,
@@ -103,6 +104,7 @@ impl Engine {
         deterministic: bool,
         seed: u64,
     ) -> PyResult<Engine> {
+        warnings::install();
         let read = |(path, array): (String, Bound<'_, PyAny>)| Ok((path, array::floats(&array)?));
         let weights = weights.into_iter().map(read).collect::<PyResult<_>>()?;
         let optimizer = optimizer.map(|variables| optimizer_variables(&variables)).transpose()?;
@@ -242,7 +244,7 @@ impl Engine {
         if let Some(backup) = arguments.backup {
             fit = fit.callback(backup.callback());
         }
-        py.detach(|| model.fit(source, fit).map(drop)).map_err(|e| interruption(e, &pending))
+        result_of_run(py.detach(|| model.fit(source, fit).map(drop)), &pending)
     }
 
     /// Returns loss and metrics over some data.

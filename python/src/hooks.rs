@@ -1,7 +1,7 @@
 //! The callbacks of Keras as one callback of the library.
 
 use crate::array;
-use crate::errors::foreign;
+use crate::errors::{foreign, to_python};
 use crate::shared::SharedModel;
 use phalanx::callbacks::{Action, Callback, CallbackState, View};
 use phalanx::model::Interrupt;
@@ -97,6 +97,10 @@ impl PythonHooks {
         view: &View<'_>,
     ) -> Result<Action> {
         Python::attach(|py| {
+            // A signal that arrived before the hook must not break it off: the run stops after it.
+            if let Err(error) = py.check_signals() {
+                self.interrupt(py, error)?;
+            }
             let _guard = self.shared.enter(view);
             let call = || -> PyResult<Action> {
                 let given = PyDict::new(py);
@@ -110,7 +114,7 @@ impl PythonHooks {
                     Err(_) => Ok(Action::Continue),
                 }
             };
-            call().or_else(|error| self.raised(py, error))
+            call().map_err(foreign)
         })
     }
 
@@ -140,47 +144,52 @@ impl PythonHooks {
         Ok(Action::Several(actions))
     }
 
-    /// An exception of a hook: Ctrl-C ends a run after its step, anything else at once.
-    fn raised(&self, py: Python<'_>, error: PyErr) -> Result<Action> {
+    /// An exception of a signal's handler: Ctrl-C ends a run after its step, anything else at once.
+    fn interrupt(&self, py: Python<'_>, error: PyErr) -> Result<()> {
         match &self.interrupt {
             Some((interrupt, pending)) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
                 *pending.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 interrupt.raise();
-                Ok(Action::Continue)
+                Ok(())
             }
             _ => Err(foreign(error)),
         }
     }
 
+    /// Whether a signal interrupted the run.
+    fn is_interrupted(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(|(interrupt, _)| interrupt.raised())
+    }
+
     /// Lets Python handle signals, now and then.
-    fn check_signals(&mut self) -> Result<Action> {
+    fn check_signals(&mut self) -> Result<()> {
         if self.signals_at.elapsed() < SIGNAL_INTERVAL {
-            return Ok(Action::Continue);
+            return Ok(());
         }
         self.signals_at = Instant::now();
         Python::attach(|py| match py.check_signals() {
-            Ok(()) => Ok(Action::Continue),
-            Err(error) => self.raised(py, error),
+            Ok(()) => Ok(()),
+            Err(error) => self.interrupt(py, error),
         })
     }
 
     /// The end of a batch, if it is due.
     fn batch_end(&mut self, hook: &str, pace: Pace, view: &View<'_>) -> Result<Action> {
-        let mut action = self.check_signals()?;
+        self.check_signals()?;
         if !pace.end {
-            return Ok(action);
+            return Ok(Action::Continue);
         }
         let counted = pace.every > 0 && view.batch.is_multiple_of(pace.every);
         let timed = !pace.interval.is_zero() && self.shown_at.elapsed() >= pace.interval;
         if counted || timed || view.steps_per_epoch == Some(view.batch) {
             self.unseen = None;
             self.shown_at = Instant::now();
-            let done = self.call(hook, view.batch.saturating_sub(1), view)?;
-            action = Action::Several(vec![action, done]);
-        } else if view.steps_per_epoch.is_none() {
+            return self.call(hook, view.batch.saturating_sub(1), view);
+        }
+        if view.steps_per_epoch.is_none() {
             self.unseen = Some((view.batch.saturating_sub(1), view.logs.to_vec()));
         }
-        Ok(action)
+        Ok(Action::Continue)
     }
 
     /// The end of the last batch of a pass whose length was not known.
@@ -298,6 +307,10 @@ impl Callback for PythonHooks {
     }
 
     fn on_test_end(&mut self, view: &View<'_>) -> Result<Action> {
+        if self.is_interrupted() {
+            // The validation is not complete. A resumed run repeats it.
+            return Ok(Action::Continue);
+        }
         let first = self.last_batch_end("on_test_batch_end", view)?;
         self.after(first, "on_test_end", 0, view)
     }
@@ -334,11 +347,11 @@ impl Callback for PythonHooks {
     }
 }
 
-/// The exception that interrupted a run, or that of its error.
-pub fn interruption(error: Error, pending: &Pending) -> PyErr {
+/// The result of a run: the exception that interrupted it, also if it ended by itself after that, or that of its error.
+pub fn result_of_run(result: Result<()>, pending: &Pending) -> PyResult<()> {
     let raised = pending.lock().unwrap_or_else(PoisonError::into_inner).take();
-    match (error, raised) {
-        (Error::Interrupted { .. }, Some(raised)) => raised,
-        (error, _) => crate::errors::to_python(error),
+    match (result, raised) {
+        (Ok(()) | Err(Error::Interrupted { .. }), Some(raised)) => Err(raised),
+        (result, _) => result.map_err(to_python),
     }
 }

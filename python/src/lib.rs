@@ -8,6 +8,7 @@ mod engine;
 mod errors;
 mod hooks;
 mod shared;
+mod warnings;
 
 use phalanx::saving;
 use phalanx::strategy::{DeviceKind, list_physical_devices};

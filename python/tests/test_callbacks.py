@@ -238,3 +238,28 @@ def test_swapped_moving_averages_are_evaluated(strategy, data):
         history = model.fit(*data, epochs=3, shuffle=False, validation_data=data, callbacks=[swap], verbose=0)
         losses.append(history.history["val_loss"])
     np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_train_batch_end",
+        "on_test_begin",
+        "on_test_end",
+        "on_epoch_end",
+        "on_train_end",
+    ],
+)
+def test_a_keyboard_interrupt_of_any_hook_reaches_the_caller(strategy, data, hook):
+    def interrupt(*arguments, **logs):
+        raise KeyboardInterrupt(hook)
+
+    after = []
+    callback = keras.callbacks.Callback()
+    setattr(callback, hook, interrupt)
+    later = keras.callbacks.LambdaCallback(on_train_end=lambda logs: after.append("train"))
+    with pytest.raises(KeyboardInterrupt, match=hook):
+        attached(strategy).fit(*data, validation_data=data, verbose=0, callbacks=[callback, later])
+    assert after == []

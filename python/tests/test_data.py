@@ -1,6 +1,7 @@
 """Every kind of data trains as the same arrays do."""
 
 import importlib.util
+import warnings
 
 import keras
 import numpy as np
@@ -195,3 +196,130 @@ def test_the_arrays_are_not_copied(strategy):
 def test_data_that_does_not_fit_is_an_error_that_says_why(strategy, arguments, message):
     with pytest.raises(ValueError, match=message):
         attached(strategy).fit(**arguments, verbose=0)
+
+
+class Growing(keras.utils.PyDataset):
+    """Batches of ten rows; `grow` of them are added after each epoch."""
+
+    def __init__(self, data, batches, grow=0):
+        super().__init__()
+        self.data, self.batches, self.grow = data, batches, grow
+        self.read, self.begun, self.ended = [], 0, 0
+
+    def __len__(self):
+        return self.batches
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return tuple(part[10 * index : 10 * index + 10] for part in self.data)
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
+        self.batches += self.grow
+
+
+@pytest.mark.parametrize(("batches", "grow"), [(2, 1), (3, 0), (6, -1)])
+def test_a_py_dataset_that_changes_its_length_trains_on_the_batches_that_keras_takes(strategy, data, batches, grow):
+    # Not Adam: Keras on TensorFlow counts a step more when data ends early.
+    results = []
+    for model in twins(strategy, optimizer="sgd"):
+        train, held_out = Growing(data, batches, grow), Growing(data, 2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            history = model.fit(train, epochs=3, shuffle=False, validation_data=held_out, verbose=0)
+            model.evaluate(held_out, verbose=0)
+            model.predict(held_out, verbose=0)
+        ran_out = sum("ran out of data" in str(warning.message) for warning in caught)
+        results.append((history.history, ran_out, train.ended, held_out.ended, sorted(set(train.read))))
+    (history, *ours), (expected, *others) = results
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-4)
+    if keras.backend.backend() != "tensorflow":
+        # TensorFlow reads ahead in a thread of its own.
+        assert ours == others
+
+
+def test_data_of_a_built_model_is_read_once(strategy, data):
+    x, y = data
+    dataset, read = Growing(data, 3), []
+    model = attached(strategy)
+    model.fit(x, y, verbose=0)
+    model.fit(dataset, shuffle=False, verbose=0)
+    assert dataset.read == [0, 1, 2] and (dataset.begun, dataset.ended) == (1, 2)
+
+    def batches():
+        for start in range(0, 30, 10):
+            read.append(start)
+            yield x[start : start + 10], y[start : start + 10]
+
+    model.fit(batches(), verbose=0)
+    assert read == [0, 10, 20]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+@pytest.mark.parametrize("ending", [lambda d: d, lambda d: d.map(lambda x, y: (x, y)).filter(lambda x, y: True)])
+def test_shuffled_tf_data_has_the_order_of_keras(strategy, data, ending):
+    import tensorflow as tf
+
+    losses = []
+    for model in twins(strategy, optimizer="sgd"):
+        model.fit(*data, shuffle=False, verbose=0)
+        dataset = ending(tf.data.Dataset.from_tensor_slices(data).shuffle(100, seed=3).batch(7))
+        losses.append([model.fit(dataset, epochs=2, verbose=0).history["loss"] for _ in range(2)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+def test_shuffled_data_loaders_have_the_order_of_keras(strategy, data):
+    import torch
+
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras reads a DataLoader through tf.data, ahead of the steps")
+    losses = []
+    for model in twins(strategy):
+        rows = torch.utils.data.TensorDataset(*map(torch.tensor, data))
+        shuffled = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(rows, 7, shuffle=True, generator=shuffled)
+        losses.append([model.fit(loader, epochs=2, verbose=0).history["loss"] for _ in range(2)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+def test_a_list_for_inputs_with_unsorted_keys_is_refused_as_in_keras(strategy, data):
+    x, y = data
+    inputs = {"u": keras.Input((4,), name="u"), "b": keras.Input((4,), name="b")}
+    outputs = keras.layers.Dense(3, "softmax")(keras.layers.Subtract()([inputs["u"], inputs["b"]]))
+    model = attached(strategy, keras.Model(inputs, outputs))
+    with pytest.raises(ValueError, match="(?s)structure.*'u': 'u', 'b': 'b'"):
+        model.fit([x, x], y, verbose=0)
+    model.fit({"b": x, "u": x}, y, verbose=0)
+
+
+def test_predictions_have_their_keys_in_the_order_of_keras(strategy, data):
+    x, _ = data
+
+    def build():
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, {key: keras.layers.Dense(1, name=f"to_{key}")(inputs) for key in "zac"})
+
+    model, plain = twins(strategy, build, loss={key: "mse" for key in "zac"}, metrics=None)
+    for method in ("predict", "predict_on_batch"):
+        received, expected = getattr(model, method)(x), getattr(plain, method)(x)
+        assert list(received) == list(expected)
+        for key in expected:
+            np.testing.assert_allclose(received[key], expected[key], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"epochs": 2.0}, TypeError, "fit: epochs: expected an integer, received 2.0"),
+        ({"batch_size": 16.0}, TypeError, "fit: batch_size: expected an integer, received 16.0"),
+        ({"batch_size": -1}, ValueError, "fit: batch_size: expected 1 or more, received -1"),
+        ({"initial_epoch": -1}, ValueError, "fit: initial_epoch: expected 0 or more, received -1"),
+    ],
+)
+def test_numbers_that_are_none_name_their_argument(strategy, data, arguments, error, message):
+    with pytest.raises(error, match=message):
+        attached(strategy).fit(*data, verbose=0, **arguments)

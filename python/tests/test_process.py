@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import keras
 import numpy as np
@@ -58,6 +59,34 @@ def test_ctrl_c_saves_a_backup(strategy, tmp_path):
     again.fit(x, y, batch_size=2, epochs=100_000, callbacks=[backup, Stop()], verbose=0)
     assert int(again.optimizer.iterations) >= steps
     assert epochs == [(steps - 1) // 1000] or epochs == [steps // 1000]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_ctrl_c_in_the_validation_reaches_the_caller_at_once(strategy, epochs):
+    x, y = classification_data(1_000_000)
+    model, ended = attached(strategy), []
+    model.fit(x[:10], y[:10], verbose=0)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    callback = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: timer.start())
+    callback.on_test_end = lambda logs=None: ended.append("test")
+    callback.on_epoch_end = lambda epoch, logs=None: ended.append("epoch")
+    arguments = {"validation_data": (x, y), "validation_batch_size": 1, "callbacks": [callback], "verbose": 0}
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x[:10], y[:10], epochs=epochs, **arguments)
+    assert ended == []
+
+
+def test_ctrl_c_ends_an_evaluation(strategy):
+    x, y = classification_data(1_000_000)
+    model = attached(strategy)
+    model.evaluate(x[:10], y[:10], verbose=0)
+    began = time.monotonic()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        model.evaluate(x, y, batch_size=1, verbose=0)
+    interrupted = time.monotonic() - began
+    model.evaluate(x[: len(x) // 10], y[: len(x) // 10], batch_size=1, verbose=0)
+    assert interrupted < 5 * (time.monotonic() - began - interrupted)
 
 
 def test_a_forked_child_is_told_to_spawn():

@@ -6,8 +6,12 @@ import subprocess
 import sys
 import textwrap
 
+import keras
 import numpy as np
 import pytest
+from conftest import attached, build_model, compile_model
+
+from phalanx import callback_state
 
 SCRIPT = textwrap.dedent(
     """
@@ -84,3 +88,36 @@ def test_a_callback_without_state_is_named_when_a_run_is_resumed(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "the state of callback 'Kill' is not restored" in done.stderr
+
+
+def test_the_state_of_a_callback_keeps_its_types():
+    class Own(keras.callbacks.Callback):
+        state = None
+
+        def get_state(self):
+            return {"by": {1: 2, (3, 4): "a"}, "pair": (1, [2.5, None]), "tuple": {"tuple": [1]}, "array": np.arange(3)}
+
+        def set_state(self, state):
+            self.state = state
+
+    callback = Own()
+    callback_state.load([callback], callback_state.save([callback]))
+    assert np.array_equal(callback.state.pop("array"), np.arange(3))
+    assert callback.state == {"by": {1: 2, (3, 4): "a"}, "pair": (1, [2.5, None]), "tuple": {"tuple": [1]}}
+
+
+def test_a_backup_of_keras_is_refused(strategy, data, tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise ZeroDivisionError
+
+    folder = str(tmp_path / "backup")
+    with pytest.raises(ZeroDivisionError):
+        compile_model(build_model()).fit(
+            *data, epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder), Stop()]
+        )
+    files = sorted(os.listdir(folder))
+    with pytest.raises(ValueError, match=f"{folder}.*Keras wrote"):
+        attached(strategy).fit(*data, epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder)])
+    assert sorted(os.listdir(folder)) == files

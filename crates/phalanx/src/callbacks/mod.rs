@@ -286,7 +286,7 @@ pub trait Callback: Send {
     }
 
     /// Whether the hooks of batches must see every batch. If no callback must, devices that can run several steps without
-    /// the host do so, and [`Callback::on_batch_end`] is called after the last of them.
+    /// the host do so, and [`Callback::on_batch_end`] or [`Callback::on_test_batch_end`] is called after the last of them.
     fn wants_batch_events(&self) -> bool {
         true
     }

@@ -379,7 +379,9 @@ pub(super) fn evaluate(
     };
     let mut tally = session.objective.tally(StepKind::Test);
     let completed = match table.zip(pass.data.in_memory()) {
-        Some((table, data)) => evaluate_resident(session, data, &table, &mut tally, after_steps)?,
+        Some((table, data)) => {
+            evaluate_resident(session, data, &table, &mut tally, events, after_steps)?
+        }
         None => evaluate_batches(session, pass, &mut tally, events, after_steps)?,
     };
     let logs = session.objective.logs(StepKind::Test, &tally);
@@ -406,15 +408,20 @@ fn evaluate_resident(
     data: &dyn InMemory,
     table: &ResidentTable,
     tally: &mut Tally,
+    events: &mut PassEvents<'_>,
     after_steps: &mut AfterSteps<'_>,
 ) -> Result<bool> {
+    let mut done = 0;
     let mut index_batches = data.index_batches(session.state.seed, 0, 0)?;
     let (mut current, mut next) = (StepGroup::default(), StepGroup::default());
     current.fill(&mut next, &mut *index_batches, table.steps_per_launch)?;
-    while !current.batches().is_empty() {
+    while !current.batches().is_empty() && !events.stopped {
         let started = session.start_steps(StepKind::Test, table, current.batches())?;
         next.fill(&mut current, &mut *index_batches, table.steps_per_launch)?;
         session.finish_steps(started, tally)?;
+        done += current.batches().len();
+        let logs = session.objective.logs(StepKind::Test, tally);
+        events.call(session, done, &logs, |c, v| c.on_test_batch_end(v))?;
         if !after_steps(current.batches().len(), session, tally) {
             return Ok(false);
         }
@@ -451,10 +458,8 @@ fn evaluate_batches(
         }
         session.finish(started, tally)?;
         std::mem::swap(&mut batch, &mut next_batch);
-        if events.wants_batches() {
-            let logs = session.objective.logs(StepKind::Test, tally);
-            events.call(session, done, &logs, |c, v| c.on_test_batch_end(v))?;
-        }
+        let logs = session.objective.logs(StepKind::Test, tally);
+        events.call(session, done, &logs, |c, v| c.on_test_batch_end(v))?;
         if !after_steps(1, session, tally) {
             return Ok(false);
         }

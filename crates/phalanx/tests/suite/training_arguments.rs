@@ -1,7 +1,7 @@
 //! Arguments of `fit`, `evaluate` and `predict`, hooks of callbacks, steps on one batch, schedules of one's own.
 
 use phalanx::callbacks::CallbackState;
-use phalanx::model::ValidationFreq;
+use phalanx::model::{Interrupt, ValidationFreq};
 use phalanx::optimizers::OptimizerMap;
 use phalanx::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -105,6 +105,33 @@ fn callbacks_see_evaluations_and_predictions() {
     let save = LambdaCallback::new().test_begin(|_| Ok(Action::SaveRun));
     let error = model.evaluate_with(data(6), Inference::new().callback(save)).unwrap_err();
     assert!(error.to_string().contains("received SaveRun"), "{error}");
+}
+
+/// Interrupts a run after the second batch of a validation, without a wish to see every batch.
+struct InterruptingCallback(Interrupt);
+
+impl Callback for InterruptingCallback {
+    fn wants_batch_events(&self) -> bool {
+        false
+    }
+
+    fn on_test_batch_end(&mut self, view: &View<'_>) -> Result<Action, phalanx::Error> {
+        if view.batch >= 2 {
+            self.0.raise();
+        }
+        Ok(Action::Continue)
+    }
+}
+
+#[test]
+fn a_callback_that_needs_no_batches_can_interrupt_a_validation() {
+    let interrupt = Interrupt::new();
+    let mut model = compiled("sgd");
+    let fit = Fit::new().epochs(1).batch_size(4).verbose(0).validation_data(data(60));
+    let fit = fit.validation_batch_size(1).interrupt(&interrupt);
+    let error =
+        model.fit(data(4), fit.callback(InterruptingCallback(interrupt.clone()))).unwrap_err();
+    assert!(matches!(error, phalanx::Error::Interrupted { step: 1, epoch: 1, .. }), "{error}");
 }
 
 #[test]
