@@ -134,9 +134,14 @@ class _FitRun:
                 },
             )
         finally:
-            link.advance()
-            if _keras.reads_past_keras():
-                link.write_back()
+            _end_training(link)
+
+
+def _end_training(link: Link) -> None:
+    """Records that the engine has trained. Where code reads variables past Keras, they are updated now."""
+    link.advance()
+    if _keras.reads_past_keras():
+        link.write_back()
 
 
 def evaluate(
@@ -312,7 +317,7 @@ def _on_batch(model: Any, method: str, x: Any, y: Any, sample_weight: Any, retur
             data = _one_batch(model, x, y, sample_weight)
             getattr(link.engine, method)(data)
             if method == "train_on_batch":
-                link.advance()
+                _end_training(link)
             logs = dict(sorted(link.engine.metrics_result()))
     except _Unsupported:
         return by_keras()

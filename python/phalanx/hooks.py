@@ -24,12 +24,14 @@ _AFTER_STEPS = frozenset(
 class _BatchHook:
     """A callback's hook of batches, and the batches for which it is called."""
 
-    __slots__ = ("every", "function", "timed")
+    __slots__ = ("every", "function", "timed", "users")
 
-    def __init__(self, function: Callable[..., None], every: int, timed: bool = False) -> None:
+    def __init__(self, function: Callable[..., None], every: int, timed: bool, users: bool) -> None:
         self.function = function
         self.every = every
         self.timed = timed
+        self.users = users
+        """Whether this is a user's code."""
 
 
 class Hooks:
@@ -51,7 +53,7 @@ class Hooks:
         self._waiting: list[tuple[Callable[..., None], int, dict[str, float]]] = []
         for callback in _keras.callbacks_of(callbacks):
             _keras.keep_to_keras(callback)
-        self._own_callbacks = any(not _is_keras(callback) for callback in _keras.callbacks_of(callbacks))
+        self._runs_users_code = any(map(_is_users, _keras.callbacks_of(callbacks)))
         self._batch_hooks = {
             hook: _batch_hooks(_keras.callbacks_of(callbacks), hook, model.steps_per_execution, steps)
             for phase in (TRAIN, TEST, PREDICT)
@@ -79,12 +81,17 @@ class Hooks:
         link = self._link
         if self._kind == TRAIN and hook in _AFTER_STEPS:
             link.advance()
-        if "_batch_" in hook:
-            self._call_batch_hooks(hook, index, dict(sorted(logs.items())))
-        else:
-            self._end_execution()
-            self._write_back()
-            self._call_list(hook, index, logs)
+        try:
+            if "_batch_" in hook:
+                self._call_batch_hooks(hook, index, dict(sorted(logs.items())))
+            else:
+                self._write_back()
+                self._end_execution()
+                self._call_list(hook, index, logs)
+        except BaseException:
+            # What was assigned until then is sent later: `Link.advance` keeps it.
+            link.note_written_in_graph()
+            raise
         return self._changes(hook)
 
     def _call_batch_hooks(self, hook: str, index: int, logs: dict[str, float]) -> None:
@@ -92,6 +99,8 @@ class Hooks:
         self._waiting = []
         for entry in self._batch_hooks[hook]:
             if entry.timed or number % entry.every == 0:
+                if entry.users:
+                    self._write_back()
                 entry.function(index, logs)
             elif hook.endswith("end"):
                 self._waiting.append((entry.function, index, logs))
@@ -132,7 +141,7 @@ class Hooks:
     def _write_back(self) -> None:
         """Updates the weights in Python for callbacks that may read them past Keras."""
         if _keras.reads_past_keras():
-            self._link.write_back(captured_only=not self._own_callbacks)
+            self._link.write_back(captured_only=not self._runs_users_code)
 
     def _changes(self, hook: str) -> dict[str, Any] | None:
         changes = self._link.changes()
@@ -178,7 +187,7 @@ def _batch_hooks(callbacks: list[Any], hook: str, steps_per_execution: int, step
             if every is not None:
                 function = getattr(callback, hook)
                 multiple = every if every == 0 else math.lcm(every, steps_per_execution)
-                hooks.append(_BatchHook(function, multiple, timed=every == 0))
+                hooks.append(_BatchHook(function, multiple, every == 0, _is_users(callback)))
     return hooks
 
 
@@ -212,5 +221,7 @@ def _writes_by_epoch(callback: Any) -> bool:
     return callback.update_freq == "epoch" and not profiles and not steps_per_second
 
 
-def _is_keras(callback: Any) -> bool:
-    return type(callback).__module__.split(".")[0] == "keras"
+def _is_users(callback: Any) -> bool:
+    """Whether a callback runs a user's code."""
+    kind = type(callback)
+    return kind.__module__.split(".")[0] != "keras" or kind is keras.callbacks.LambdaCallback
