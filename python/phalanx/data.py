@@ -31,6 +31,9 @@ class Source:
     def skip_epochs(self, count: int) -> None:
         """Replays epochs that a resumed run has done."""
 
+    def end_epoch(self) -> None:
+        """Called on the thread of `fit` after the last step of an epoch."""
+
     def close(self) -> None:
         """Ends the reading of batches, for instance by worker threads."""
 
@@ -216,15 +219,18 @@ class IndexedSource(BatchSource):
             return None
         for index in self._order:
             return self.flatten(self._batch(index))
-        self._end_pass()
         return None
+
+    def end_epoch(self) -> None:
+        # As in Keras: the dataset may assign variables here.
+        self._end_pass()
 
     def close(self) -> None:
         self._end_pass()
 
     def _end_pass(self) -> None:
-        if self._order is not None:
-            self._order = None
+        order, self._order = self._order, None
+        if order is not None:
             self._adapter.on_epoch_end()
 
     def _batch(self, index: int) -> Any:

@@ -108,6 +108,7 @@ class _FitRun:
             backup.set_model(model)
         hooks = Hooks(model, self._session, link, TRAIN, callbacks, source.num_batches)
         hooks.on_resume = lambda epoch, _batch: source.skip_epochs(epoch)
+        hooks.end_data_epoch = source.end_epoch
         model.stop_training = False
         if arguments["initial_epoch"] < self._epochs or backups:
             self._train(hooks, backups)

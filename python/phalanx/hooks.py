@@ -61,6 +61,7 @@ class Hooks:
         }
         self.batch_interval = {phase: self._interval(phase) for phase in (TRAIN, TEST, PREDICT)}
         self.on_resume: Callable[[int, int], None] | None = None
+        self.end_data_epoch: Callable[[], None] | None = None
 
     def sees_batches(self, phase: str) -> bool:
         """Whether a callback other than a progress bar sees the batches of a phase."""
@@ -87,6 +88,8 @@ class Hooks:
             else:
                 self._write_back()
                 self._end_execution()
+                if self.end_data_epoch is not None and hook in ("on_test_begin", "on_epoch_end"):
+                    self.end_data_epoch()
                 self._call_list(hook, index, logs)
         except BaseException:
             # What was assigned until then is sent later: `Link.advance` keeps it.

@@ -347,3 +347,25 @@ def test_what_was_assigned_before_an_exception_in_a_hook_stays(strategy, data, h
     np.testing.assert_allclose(model.predict(data[0], verbose=0), np.full((60, 3), 1 / 3), rtol=1e-5)
     model.fit(*data, batch_size=60, verbose=0)
     assert float(model.optimizer.learning_rate) == 0.125
+
+
+def test_a_data_set_that_sets_the_learning_rate_at_the_end_of_an_epoch(strategy, data):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return tuple(part[20 * index : 20 * index + 20] for part in data)
+
+        def on_epoch_end(self):
+            model.optimizer.learning_rate = float(model.optimizer.learning_rate) / 2
+
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    rates = []
+    model = attached(strategy, optimizer=keras.optimizers.SGD(0.5))
+    model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Rates()], verbose=0)
+    assert rates == [0.5] * 3 + [0.25] * 3
+    assert float(model.optimizer.learning_rate) == 0.125
