@@ -120,6 +120,9 @@ class _FitRun:
     def _train(self, hooks: Hooks, backups: list[Any]) -> None:
         model, arguments, link = self._model, self._arguments, self._link
         validation = None if self._validation is None else self._validation.data(model)
+        if backups:
+            # While a run is resumed, callbacks cannot ask the engine.
+            link.fetch_all()
         try:
             link.engine.fit(
                 self._source.data(model),

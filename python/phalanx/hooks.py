@@ -163,14 +163,22 @@ class Hooks:
         self._saved_state = text
 
     def resumed(self, epoch: int, batch: int) -> None:
-        """Called instead of `on_train_begin` when a run is resumed at a batch of an epoch."""
+        """Called instead of `on_train_begin` when a run is resumed at a batch of an epoch.
+
+        The engine has the restored state by then, and keeps it whatever the callbacks assign before theirs is set. It
+        calls `on_epoch_begin` only if it resumes at the first batch.
+        """
         self._resumed_epoch = epoch
         if self.on_resume is not None:
             self.on_resume(epoch, batch)
         callbacks = _keras.callbacks_of(self._list)
         with callback_state.continued_files(callbacks, epoch):
             self._list.on_train_begin()
+        if batch > 0:
+            self._list.on_epoch_begin(epoch)
+        self._link.discard_changes()
         callback_state.load(callbacks, self._saved_state)
+        self._link.advance()
 
 
 def callback_list(model: Any, callbacks: Any, *, history: bool, **params: Any) -> Any:

@@ -136,6 +136,11 @@ class Link:
                 self.changed[id(state)] = state
                 state.in_place_version = VALUES.in_place_version(state.value)
 
+    def discard_changes(self) -> None:
+        """Forgets what Python changed since the last call of `take_changes`."""
+        self._note_in_place_changes()
+        self.changed = {}
+
     def note_written_in_graph(self) -> None:
         """Records as changed what traced functions may have assigned since the engine's last step."""
         for state in list(self.written_in_graph.values()):
@@ -149,6 +154,12 @@ class Link:
                 state.refresh()
         for state in self.optimizer:
             if state.captured and state.link is self:
+                state.refresh()
+
+    def fetch_all(self) -> None:
+        """Updates all variables, for code that reads them while the engine cannot be asked."""
+        for state in [*self.weights, *self.optimizer]:
+            if state.link is self:
                 state.refresh()
 
     def take_changes(self) -> tuple[list[VariableState], list[VariableState]]:

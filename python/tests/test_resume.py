@@ -6,8 +6,10 @@ import subprocess
 import sys
 import textwrap
 
+import keras
 import numpy as np
 import pytest
+from conftest import attached, classification_data
 
 SCRIPT = textwrap.dedent(
     """
@@ -31,6 +33,20 @@ SCRIPT = textwrap.dedent(
         def set_state(self, state):
             assert state == {{"note": [1, 2.5]}}, state
 
+    class Rates(keras.callbacks.Callback):
+        # Assigns in every hook that comes before a resumed run goes on.
+        def on_train_begin(self, logs=None):
+            self.model.optimizer.learning_rate = 0.02
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.9
+        def on_epoch_end(self, epoch, logs=None):
+            assert self.epoch == epoch
+        def get_state(self):
+            return {{}}
+        def set_state(self, state):
+            pass
+
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 10
@@ -40,9 +56,11 @@ SCRIPT = textwrap.dedent(
     data = (Batches(),) if kind == "py_dataset" else (x, y)
     arguments = {{}} if kind == "py_dataset" else {{"batch_size": 20}}
     history = model.fit(*data, epochs=4, validation_data=(x[:40], y[:40]), verbose=0, **arguments, callbacks=[
-        keras.callbacks.BackupAndRestore(folder + "/backup", save_freq=3),
+        keras.callbacks.BackupAndRestore(folder + "/backup", save_freq="epoch" if kind == "epochs" else 3),
         keras.callbacks.EarlyStopping("val_loss", patience=50, restore_best_weights=True),
         keras.callbacks.CSVLogger(folder + "/log.csv"),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8),
+        Rates(),
         Kill(),
     ])
     print(history.epoch, {{name: [float(v).hex() for v in values] for name, values in history.history.items()}})
@@ -57,7 +75,7 @@ def run(folder, kill_at, kind):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "py_dataset"])
+@pytest.mark.parametrize("kind", ["arrays", "py_dataset", "epochs"])
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path, kind):
     whole = run(tmp_path / "whole", 0, kind)
     assert whole.returncode == 0, whole.stderr
@@ -84,3 +102,31 @@ def test_a_callback_without_state_is_named_when_a_run_is_resumed(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "the state of callback 'Kill' is not restored" in done.stderr
+
+
+def test_an_interrupted_run_is_resumed_by_the_next_fit(strategy, tmp_path):
+    class Interrupt(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if self.seen == 13:
+                raise KeyboardInterrupt
+
+        def on_epoch_begin(self, epoch, logs=None):
+            begun.append((epoch, float(self.model.optimizer.learning_rate), float(np.sum(self.model.get_weights()[0]))))
+
+    x, y = classification_data(200)
+    model, begun = attached(strategy), []
+    callbacks = [
+        keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        Interrupt(),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=20, epochs=3, callbacks=callbacks, verbose=0)
+    assert int(model.optimizer.iterations) == 13
+    model.fit(x, y, batch_size=20, epochs=3, callbacks=callbacks, verbose=0)
+    assert int(model.optimizer.iterations) == 30
+    assert [epoch for epoch, _, _ in begun] == [0, 1, 1, 2]
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.001 / 8)
