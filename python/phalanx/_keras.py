@@ -108,11 +108,16 @@ def build(model: Any, x: Any, y: Any, sample_weight: Any) -> None:
     """Creates all variables of a model, its optimizer and its metrics, given the data's `KerasTensor`s."""
     if not is_built(model):
         _build_layers(model, x)
-    if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     if model.compiled and y is not None:
         _build_objective(model, x, y, sample_weight)
     model._post_build()
+
+
+def build_optimizer(model: Any) -> None:
+    """Creates the variables of a built model's optimizer, if it has one."""
+    if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
 
 
 def _build_layers(model: Any, x: Any) -> None:
@@ -248,6 +253,19 @@ def random_seed() -> int | None:
 def distribution() -> Any:
     """Returns the global `keras.distribution`, if any."""
     return distribution_lib.distribution()
+
+
+def is_built_for(optimizer: Any, variables: list[Any]) -> bool:
+    """Whether an optimizer has the slots of these variables."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [id(variable) for variable in inner._trainable_variables] == [id(variable) for variable in variables]
+
+
+def new_optimizer(optimizer: Any, variables: list[Any]) -> Any:
+    """Returns an optimizer with the same arguments and new slots, for these variables."""
+    copied = type(optimizer).from_config(optimizer.get_config())
+    copied.build(variables)
+    return copied
 
 
 def learning_rate_variable(optimizer: Any) -> Any:

@@ -94,7 +94,7 @@ class _FitRun:
             )
             if isinstance(self._validation, IteratorSource):
                 self._validation.restart_every_time()
-        self._link = _prepare(model, session, self._source)
+        self._link = _prepare(model, session, self._source, training=True)
 
     def run(self) -> Any:
         """Trains and returns the history."""
@@ -184,7 +184,7 @@ def evaluate(
     try:
         with session.running(self), contextlib.ExitStack() as stack:
             source = _open(self, session, stack, **data, steps_per_epoch=steps, shuffle=False)
-            link = _prepare(self, session, source)
+            link = _prepare(self, session, source, training=False)
             listed = callback_list(self, callbacks, history=False, verbose=verbose, epochs=1, steps=source.num_batches)
             hooks = Hooks(self, session, link, TEST, listed, source.num_batches)
             self.stop_evaluating = False
@@ -215,7 +215,7 @@ def predict(
     try:
         with session.running(self), contextlib.ExitStack() as stack:
             source = _open(self, session, stack, x=x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
-            link = _prepare(self, session, source)
+            link = _prepare(self, session, source, training=False)
             listed = callback_list(self, callbacks, history=False, verbose=verbose, epochs=1, steps=source.num_batches)
             hooks = Hooks(self, session, link, PREDICT, listed, source.num_batches)
             self.stop_predicting = False
@@ -315,7 +315,8 @@ def _on_batch(model: Any, method: str, x: Any, y: Any, sample_weight: Any, retur
             return by_keras()
     try:
         with session.running(model):
-            link = _build(model, session, tuple(tree.map_structure(open_batch, part) for part in (x, y, sample_weight)))
+            example = tuple(tree.map_structure(open_batch, part) for part in (x, y, sample_weight))
+            link = _build(model, session, example, training=method == "train_on_batch")
             if _keras.resets_metrics_on_batch(model):
                 link.engine.reset_metrics()
             data = _one_batch(model, x, y, sample_weight)
@@ -343,7 +344,7 @@ def predict_on_batch(self: Any, x: Any) -> Any:
             return _keras.own_method(self, "predict_on_batch")(x)
     try:
         with session.running(self):
-            link = _build(self, session, (tree.map_structure(open_batch, x), None, None))
+            link = _build(self, session, (tree.map_structure(open_batch, x), None, None), training=False)
             inputs = [as_buffer(value) for value in flatten_inputs(self, x)]
             return _pack_outputs(self, _predict_arrays(link, inputs))
     except _Unsupported:
@@ -391,28 +392,31 @@ def _open(model: Any, session: Session, stack: contextlib.ExitStack, **arguments
     return source
 
 
-def _prepare(model: Any, session: Session, source: Source) -> Link:
+def _prepare(model: Any, session: Session, source: Source, *, training: bool) -> Link:
     """Builds the model for the data, and puts it on the devices."""
     try:
         example = source.example()
     except _phalanx.UnsupportedError as error:
         session.refuse_data(model, error)
         raise _Unsupported from error
-    return _build(model, session, example)
+    return _build(model, session, example, training=training)
 
 
-def _build(model: Any, session: Session, example: tuple[Any, Any, Any]) -> Link:
+def _build(model: Any, session: Session, example: tuple[Any, Any, Any], *, training: bool) -> Link:
     """Builds the model for data like `example`, and puts it on the devices."""
     if session.falls_back(model):
         raise _Unsupported
-    _keras.build(model, *example)
-    if session.falls_back(model):
-        raise _Unsupported
-    try:
-        return session.prepare(model)
-    except _phalanx.UnsupportedError as error:
-        session.refuse_data(model, error)
-        raise _Unsupported from error
+    if training:
+        session.check_trainable()
+    with session.trainable_as_compiled(model):
+        _keras.build(model, *example)
+        if session.falls_back(model):
+            raise _Unsupported
+        try:
+            return session.prepare(model, training=training)
+        except _phalanx.UnsupportedError as error:
+            session.refuse_data(model, error)
+            raise _Unsupported from error
 
 
 def _pack_outputs(model: Any, outputs: list[Any]) -> Any:

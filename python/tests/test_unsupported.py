@@ -113,6 +113,17 @@ def test_explain_describes_devices_and_memory_or_all_reasons(strategy):
     assert "cannot train 'model'" in text and "twice" in text and "my_loss" in text
 
 
+def test_a_model_trains_after_explain(strategy, data):
+    model = attached(strategy)
+    plan = phalanx.explain(model)
+    assert "gradients" in plan
+    assert "optimizer slots" in plan
+    model.fit(*data, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    assert len(model.evaluate(*data, verbose=0)) == 2
+    assert phalanx.explain(model) == plan
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from conftest import assert_same_weights, attached, build_model, classification_data, compile_model, twins
 
+import phalanx
+
 EPOCHS = {"rtol": 1e-3, "atol": 1e-4}
 
 
@@ -369,3 +371,36 @@ def test_a_data_set_that_sets_the_learning_rate_at_the_end_of_an_epoch(strategy,
     model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Rates()], verbose=0)
     assert rates == [0.5] * 3 + [0.25] * 3
     assert float(model.optimizer.learning_rate) == 0.125
+
+
+def test_predicting_after_trainable_changed_since_compile(strategy, data):
+    ours, theirs = twins(strategy)
+    ours.trainable = False
+    # The first call creates the engine.
+    np.testing.assert_allclose(*(model.predict(data[0], verbose=0) for model in (ours, theirs)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(*(model.evaluate(*data, verbose=0) for model in (ours, theirs)), rtol=1e-4)
+    assert not any(layer.trainable for layer in ours.layers)
+    assert not ours.trainable_variables
+    with pytest.raises(ValueError, match="`trainable` of .* changed since compile"):
+        ours.fit(*data, verbose=0)
+    ours.trainable = True
+    for model in (ours, theirs):
+        model.fit(*data, batch_size=20, shuffle=False, verbose=0)
+    assert len(ours.optimizer.variables) == len(theirs.optimizer.variables)
+    assert_same_weights(ours, theirs, **EPOCHS)
+
+
+def test_predicting_after_a_layer_was_added_since_compile(strategy, data):
+    ours, theirs = twins(strategy)
+    for model in (ours, theirs):
+        model.fit(*data, batch_size=60, shuffle=False, verbose=0)
+    layer = keras.layers.Dense(3, activation="softmax")
+    for model in (ours, theirs):
+        model.add(layer)
+    np.testing.assert_allclose(*(model.predict(data[0], verbose=0) for model in (ours, theirs)), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(*(model.evaluate(*data, verbose=0) for model in (ours, theirs)), rtol=1e-3)
+    with pytest.raises(phalanx.UnsupportedError, match="optimizer was built for other weights: call compile"):
+        ours.fit(*data, verbose=0)
+    compile_model(ours)
+    ours.fit(*data, verbose=0)
+    assert int(ours.optimizer.iterations) == 2
