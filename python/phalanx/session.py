@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from phalanx import _keras, _phalanx
-from phalanx.unsupported import config_text, find_unsupported, unsupported_error
+from phalanx.unsupported import config_text, find_unsupported, find_unsupported_state, unsupported_error
 from phalanx.variables import Link, as_array
 
 _ATTRIBUTE = "_phalanx_session"
@@ -66,6 +66,8 @@ class Session:
             reasons = find_unsupported(model)
             if _keras.is_built(model):
                 self._reasons = reasons
+        else:
+            reasons = list(dict.fromkeys([*reasons, *find_unsupported_state(model)]))
         if reasons:
             self._refuse(model, reasons)
         return reasons

@@ -45,6 +45,16 @@ REFUSED = {
         {},
         ["layer 'gru': stateful=True"],
     ),
+    "axis of a loss": (
+        build_model,
+        {"loss": keras.losses.SparseCategoricalCrossentropy(axis=1)},
+        ["SparseCategoricalCrossentropy: axis: expected -1, received 1"],
+    ),
+    "thresholds": (
+        build_model,
+        {"metrics": [keras.metrics.AUC(thresholds=[0.2, 0.5])]},
+        ["AUC: thresholds: expected null, received [0.2,0.5]"],
+    ),
     "step": (subclassed, {}, ["model class 'CustomStep'", "method 'train_step' is overridden"]),
     "several": (
         lambda: model_with(Twice(name="twice"), keras.layers.Lambda(lambda x: x, name="l")),
@@ -170,3 +180,24 @@ def test_an_output_without_a_loss_is_refused_at_compile(strategy):
         attached(strategy, model, loss=["mse", None], metrics=None)
     with pytest.raises(phalanx.UnsupportedError, match="output 'a' has no loss"):
         attached(strategy, model, loss={"b": "mse"}, metrics=None)
+
+
+def test_variables_without_weight_decay_are_refused_also_after_compile(strategy, data):
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    model = attached(strategy, optimizer=optimizer)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    with pytest.raises(phalanx.UnsupportedError, match="optimizer 'AdamW': exclude_from_weight_decay"):
+        model.fit(*data, verbose=0)
+    optimizer.exclude_from_weight_decay()
+    model.fit(*data, verbose=0)
+
+
+def test_another_epsilon_is_refused(strategy):
+    epsilon = keras.config.epsilon()
+    keras.config.set_epsilon(1e-2)
+    try:
+        with pytest.raises(phalanx.UnsupportedError, match=r"keras\.config\.set_epsilon\(0\.01\)"):
+            attached(strategy)
+    finally:
+        keras.config.set_epsilon(epsilon)
+    attached(strategy)
