@@ -5,6 +5,7 @@ The names exist in Keras 3.10 to 3.15. Other versions get one warning.
 
 import contextlib
 import copy
+import functools
 import inspect
 import json
 import pathlib
@@ -109,11 +110,16 @@ def build(model: Any, x: Any, y: Any, sample_weight: Any) -> None:
     """Creates all variables of a model, its optimizer and its metrics, given the data's `KerasTensor`s."""
     if not is_built(model):
         _build_layers(model, x)
-    if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     if model.compiled and y is not None:
         _build_objective(model, x, y, sample_weight)
     model._post_build()
+
+
+def build_optimizer(model: Any) -> None:
+    """Creates the variables of a built model's optimizer, if it has one."""
+    if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
 
 
 def _build_layers(model: Any, x: Any) -> None:
@@ -200,10 +206,55 @@ def order_outputs(outputs: Any) -> Any:
 
 
 def serialize(model: Any) -> str:
-    """Returns the text of a `.keras` file's `config.json`."""
-    with saving_lib.ObjectSharingScope():
+    """Returns the text of a `.keras` file's `config.json`, with all arguments of losses and metrics."""
+    with saving_lib.ObjectSharingScope(), _complete_configs(compile_objectives(model)):
         config = saving_lib.serialize_keras_object(model)
     return json.dumps(config)
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns the arguments of `compile`."""
+    config = getattr(model, "_compile_config", None)
+    return getattr(config, "config", {}) if config is not None else {}
+
+
+def compile_objectives(model: Any) -> list[Any]:
+    """Lists the losses and metrics that were given to `compile`."""
+    arguments = compile_arguments(model)
+    return tree.flatten([arguments.get(name) for name in ("loss", "metrics", "weighted_metrics")])
+
+
+@contextlib.contextmanager
+def _complete_configs(parts: list[Any]) -> Iterator[None]:
+    """Adds to configs of losses and metrics the arguments that their `get_config` leaves out, as Huber's `delta`."""
+    completed = []
+    for part in {id(part): part for part in parts}.values():
+        missing = _missing_from_config(part)
+        if missing:
+            vars(part)["get_config"] = functools.partial(_complete_config, part, missing)
+            completed.append(part)
+    try:
+        yield
+    finally:
+        for part in completed:
+            del vars(part)["get_config"]
+
+
+def _complete_config(part: Any, missing: dict[str, Any]) -> dict[str, Any]:
+    return {**type(part).get_config(part), **missing}
+
+
+def _missing_from_config(part: Any) -> dict[str, Any]:
+    """Returns the arguments of a loss's or metric's function that its config lacks and that are not the defaults."""
+    given = getattr(part, "_fn_kwargs", None)
+    if not given or "get_config" in vars(part):
+        return {}
+    config, parameters = part.get_config(), inspect.signature(type(part).__init__).parameters
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in config and name in parameters and value != parameters[name].default
+    }
 
 
 class _VariableCollector(saving_lib.H5IOStore):
@@ -265,6 +316,27 @@ def random_seed() -> int | None:
 def distribution() -> Any:
     """Returns the global `keras.distribution`, if any."""
     return distribution_lib.distribution()
+
+
+def is_built_for(optimizer: Any, variables: list[Any]) -> bool:
+    """Whether an optimizer has the slots of these variables."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [id(variable) for variable in inner._trainable_variables] == [id(variable) for variable in variables]
+
+
+def new_optimizer(optimizer: Any, variables: list[Any]) -> Any:
+    """Returns an optimizer with the same arguments and new slots, for these variables."""
+    copied = type(optimizer).from_config(optimizer.get_config())
+    copied.build(variables)
+    return copied
+
+
+def excludes_from_weight_decay(optimizer: Any) -> bool:
+    """Whether some variables are excluded from an optimizer's weight decay, which its config does not tell."""
+    if not getattr(optimizer, "weight_decay", None):
+        return False
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    return pattern is not None or bool(getattr(optimizer, "_exclude_from_weight_decay", None))
 
 
 def learning_rate_variable(optimizer: Any) -> Any:

@@ -80,6 +80,7 @@ class TensorflowValues(Values):
         if tf.executing_eagerly():
             state.mark_fresh()
         else:
+            state.refresh()
             state.captured = state.written_in_graph = True
 
 

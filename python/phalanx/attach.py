@@ -99,7 +99,9 @@ def explain(model: Any, strategy: MirroredStrategy, batch_size: int) -> str:
         raise ValueError(
             f"explain: expected a built model, received '{model.name}': call its build() or give it an Input"
         )
-    link = session.prepare(model)
+    with session.trainable_as_compiled(model):
+        _keras.build_optimizer(model)
+        link = session.prepare(model, training=model.compiled)
     plan = link.engine.memory_plan(batch_size)
     if Session.of(model) is None:
         link.release()

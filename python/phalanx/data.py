@@ -33,6 +33,8 @@ class Source:
     """Whether the data is reset before the first pass, as Keras does in `fit` and `evaluate`, but not in `predict`."""
     restarts = False
     """Whether the data is reset before every pass, as Keras does when it validates."""
+    ends_epochs = False
+    """Whether `end_epoch` is called; otherwise an epoch ends when its last batch is read."""
 
     def example(self, discard: bool = False) -> tuple[Any, Any, Any]:
         """Returns `KerasTensor`s like the inputs, targets and sample weights, with an open batch size.
@@ -47,6 +49,9 @@ class Source:
 
     def skip_epochs(self, count: int) -> None:
         """Replays epochs that a resumed run has done."""
+
+    def end_epoch(self) -> None:
+        """Called on the thread of `fit` after the last step of an epoch."""
 
     def close(self) -> None:
         """Ends the reading of batches, for instance by worker threads."""
@@ -309,8 +314,14 @@ class IndexedSource(BatchSource):
             return self.flatten(self._batch(index))
         if (self._adapter.num_batches or 0) < (self.num_batches or 0):
             _keras.warn_out_of_data()
-        self._end_pass()
+        if not self.ends_epochs:
+            self._end_pass()
         return None
+
+    def end_epoch(self) -> None:
+        # As in Keras: the dataset may assign variables here.
+        if self._within_pass:
+            self._end_pass()
 
     def close(self) -> None:
         self._order = self._first = None

@@ -119,7 +119,7 @@ class _FitRun:
                 shuffle=False,
             )
             self._validation.restarts = True
-        self._link = _prepare(model, session, self._source)
+        self._link = _prepare(model, session, self._source, training=True)
         self._data = _engine_data(model, session, self._source)
         self._validation_data = None
         if self._validation is not None:
@@ -137,6 +137,8 @@ class _FitRun:
             backup.set_model(model)
         hooks = Hooks(model, self._session, link, TRAIN, callbacks, source.num_batches)
         hooks.on_resume = lambda epoch, _batch: source.skip_epochs(epoch)
+        hooks.end_data_epoch = source.end_epoch
+        source.ends_epochs = True
         model.stop_training = False
         if arguments["initial_epoch"] < self._epochs or backups:
             self._train(hooks, backups)
@@ -147,6 +149,9 @@ class _FitRun:
 
     def _train(self, hooks: Hooks, backups: list[Any]) -> None:
         arguments, link = self._arguments, self._link
+        if backups:
+            # While a run is resumed, callbacks cannot ask the engine.
+            link.fetch_all()
         try:
             link.engine.fit(
                 self._data,
@@ -162,9 +167,14 @@ class _FitRun:
                 },
             )
         finally:
-            link.advance()
-            if _keras.reads_past_keras():
-                link.write_back()
+            _end_training(link)
+
+
+def _end_training(link: Link) -> None:
+    """Records that the engine has trained. Where code reads variables past Keras, they are updated now."""
+    link.advance()
+    if _keras.reads_past_keras():
+        link.write_back()
 
 
 def evaluate(
@@ -206,7 +216,7 @@ def evaluate(
         with session.running(self), contextlib.ExitStack() as stack:
             source = _open(self, session, stack, **data, steps_per_epoch=steps, shuffle=False)
             source.resets_first = True
-            link = _prepare(self, session, source)
+            link = _prepare(self, session, source, training=False)
             engine_data = _engine_data(self, session, source)
             listed = callback_list(self, callbacks, history=False, verbose=verbose, epochs=1, steps=source.num_batches)
             hooks = Hooks(self, session, link, TEST, listed, source.num_batches)
@@ -242,7 +252,7 @@ def predict(
     try:
         with session.running(self), contextlib.ExitStack() as stack:
             source = _open(self, session, stack, x=x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
-            link = _prepare(self, session, source, compiled=False)
+            link = _prepare(self, session, source, training=False, compiled=False)
             engine_data = _engine_data(self, session, source)
             listed = callback_list(self, callbacks, history=False, verbose=verbose, epochs=1, steps=source.num_batches)
             hooks = Hooks(self, session, link, PREDICT, listed, source.num_batches)
@@ -344,7 +354,8 @@ def _on_batch(model: Any, method: str, x: Any, y: Any, sample_weight: Any, retur
             return by_keras()
     try:
         with session.running(model):
-            link = _build(model, session, tuple(tree.map_structure(open_batch, part) for part in (x, y, sample_weight)))
+            example = tuple(tree.map_structure(open_batch, part) for part in (x, y, sample_weight))
+            link = _build(model, session, example, training=method == "train_on_batch")
             if _keras.resets_metrics_on_batch(model):
                 link.engine.reset_metrics()
             try:
@@ -354,7 +365,7 @@ def _on_batch(model: Any, method: str, x: Any, y: Any, sample_weight: Any, retur
                 raise _Unsupported from error
             getattr(link.engine, method)(data)
             if method == "train_on_batch":
-                link.advance()
+                _end_training(link)
             logs = dict(sorted(link.engine.metrics_result()))
     except _Unsupported:
         return by_keras()
@@ -376,7 +387,7 @@ def predict_on_batch(self: Any, x: Any) -> Any:
             return _keras.own_method(self, "predict_on_batch")(x)
     try:
         with session.running(self):
-            link = _build(self, session, (tree.map_structure(open_batch, x), None, None))
+            link = _build(self, session, (tree.map_structure(open_batch, x), None, None), training=False)
             inputs = [as_buffer(value) for value in flatten_inputs(self, x)]
             return _pack_outputs(self, _predict_arrays(link, inputs))
     except _Unsupported:
@@ -439,14 +450,14 @@ def _open(model: Any, session: Session, stack: contextlib.ExitStack, **arguments
     return source
 
 
-def _prepare(model: Any, session: Session, source: Source, compiled: bool = True) -> Link:
+def _prepare(model: Any, session: Session, source: Source, *, training: bool, compiled: bool = True) -> Link:
     """Builds the model for the data, and puts it on the devices."""
     try:
         example = source.example(discard=_keras.builds_from_data(model, compiled))
     except _phalanx.UnsupportedError as error:
         session.refuse_data(model, error)
         raise _Unsupported(source) from error
-    return _build(model, session, example, source)
+    return _build(model, session, example, source, training=training)
 
 
 def _engine_data(model: Any, session: Session, source: Source) -> Any:
@@ -467,18 +478,23 @@ def _naming(model: Any) -> Iterator[None]:
         raise unsupported_error(model, getattr(error, "reasons", None) or [str(error)]) from error
 
 
-def _build(model: Any, session: Session, example: tuple[Any, Any, Any], source: Source | None = None) -> Link:
+def _build(
+    model: Any, session: Session, example: tuple[Any, Any, Any], source: Source | None = None, *, training: bool
+) -> Link:
     """Builds the model for data like `example`, and puts it on the devices."""
     if session.falls_back(model):
         raise _Unsupported(source)
-    _keras.build(model, *example)
-    if session.falls_back(model):
-        raise _Unsupported(source)
-    try:
-        return session.prepare(model)
-    except _phalanx.UnsupportedError as error:
-        session.refuse_data(model, error)
-        raise _Unsupported(source) from error
+    if training:
+        session.check_trainable()
+    with session.trainable_as_compiled(model):
+        _keras.build(model, *example)
+        if session.falls_back(model):
+            raise _Unsupported(source)
+        try:
+            return session.prepare(model, training=training)
+        except _phalanx.UnsupportedError as error:
+            session.refuse_data(model, error)
+            raise _Unsupported(source) from error
 
 
 def _pack_outputs(model: Any, outputs: list[Any]) -> Any:

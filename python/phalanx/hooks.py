@@ -24,12 +24,14 @@ _AFTER_STEPS = frozenset(
 class _BatchHook:
     """A callback's hook of batches, and the batches for which it is called."""
 
-    __slots__ = ("every", "function", "timed")
+    __slots__ = ("every", "function", "timed", "users")
 
-    def __init__(self, function: Callable[..., None], every: int, timed: bool = False) -> None:
+    def __init__(self, function: Callable[..., None], every: int, timed: bool, users: bool) -> None:
         self.function = function
         self.every = every
         self.timed = timed
+        self.users = users
+        """Whether this is a user's code."""
 
 
 class Hooks:
@@ -51,7 +53,7 @@ class Hooks:
         self._waiting: list[tuple[Callable[..., None], int, dict[str, float]]] = []
         for callback in _keras.callbacks_of(callbacks):
             _keras.keep_to_keras(callback)
-        self._own_callbacks = any(not _is_keras(callback) for callback in _keras.callbacks_of(callbacks))
+        self._runs_users_code = any(map(_is_users, _keras.callbacks_of(callbacks)))
         self._batch_hooks = {
             hook: _batch_hooks(_keras.callbacks_of(callbacks), hook, model.steps_per_execution, steps)
             for phase in (TRAIN, TEST, PREDICT)
@@ -59,6 +61,7 @@ class Hooks:
         }
         self.batch_interval = {phase: self._interval(phase) for phase in (TRAIN, TEST, PREDICT)}
         self.on_resume: Callable[[int, int], None] | None = None
+        self.end_data_epoch: Callable[[], None] | None = None
 
     def sees_batches(self, phase: str) -> bool:
         """Whether a callback other than a progress bar sees the batches of a phase."""
@@ -79,12 +82,19 @@ class Hooks:
         link = self._link
         if self._kind == TRAIN and hook in _AFTER_STEPS:
             link.advance()
-        if "_batch_" in hook:
-            self._call_batch_hooks(hook, index, dict(sorted(logs.items())))
-        else:
-            self._end_execution()
-            self._write_back()
-            self._call_list(hook, index, logs)
+        try:
+            if "_batch_" in hook:
+                self._call_batch_hooks(hook, index, dict(sorted(logs.items())))
+            else:
+                self._write_back()
+                self._end_execution()
+                if self.end_data_epoch is not None and hook in ("on_test_begin", "on_epoch_end"):
+                    self.end_data_epoch()
+                self._call_list(hook, index, logs)
+        except BaseException:
+            # What was assigned until then is sent later: `Link.advance` keeps it.
+            link.note_written_in_graph()
+            raise
         return self._changes(hook)
 
     def _call_batch_hooks(self, hook: str, index: int, logs: dict[str, float]) -> None:
@@ -92,6 +102,8 @@ class Hooks:
         self._waiting = []
         for entry in self._batch_hooks[hook]:
             if entry.timed or number % entry.every == 0:
+                if entry.users:
+                    self._write_back()
                 entry.function(index, logs)
             elif hook.endswith("end"):
                 self._waiting.append((entry.function, index, logs))
@@ -132,7 +144,7 @@ class Hooks:
     def _write_back(self) -> None:
         """Updates the weights in Python for callbacks that may read them past Keras."""
         if _keras.reads_past_keras():
-            self._link.write_back(captured_only=not self._own_callbacks)
+            self._link.write_back(captured_only=not self._runs_users_code)
 
     def _changes(self, hook: str) -> dict[str, Any] | None:
         changes = self._link.changes()
@@ -151,14 +163,22 @@ class Hooks:
         self._saved_state = text
 
     def resumed(self, epoch: int, batch: int) -> None:
-        """Called instead of `on_train_begin` when a run is resumed at a batch of an epoch."""
+        """Called instead of `on_train_begin` when a run is resumed at a batch of an epoch.
+
+        The engine has the restored state by then, and keeps it whatever the callbacks assign before theirs is set. It
+        calls `on_epoch_begin` only if it resumes at the first batch.
+        """
         self._resumed_epoch = epoch
         if self.on_resume is not None:
             self.on_resume(epoch, batch)
         callbacks = _keras.callbacks_of(self._list)
         with callback_state.continued_files(callbacks, epoch):
             self._list.on_train_begin()
+        if batch > 0:
+            self._list.on_epoch_begin(epoch)
+        self._link.discard_changes()
         callback_state.load(callbacks, self._saved_state)
+        self._link.advance()
 
 
 def callback_list(model: Any, callbacks: Any, *, history: bool, **params: Any) -> Any:
@@ -178,7 +198,7 @@ def _batch_hooks(callbacks: list[Any], hook: str, steps_per_execution: int, step
             if every is not None:
                 function = getattr(callback, hook)
                 multiple = every if every == 0 else math.lcm(every, steps_per_execution)
-                hooks.append(_BatchHook(function, multiple, timed=every == 0))
+                hooks.append(_BatchHook(function, multiple, every == 0, _is_users(callback)))
     return hooks
 
 
@@ -212,5 +232,7 @@ def _writes_by_epoch(callback: Any) -> bool:
     return callback.update_freq == "epoch" and not profiles and not steps_per_second
 
 
-def _is_keras(callback: Any) -> bool:
-    return type(callback).__module__.split(".")[0] == "keras"
+def _is_users(callback: Any) -> bool:
+    """Whether a callback runs a user's code."""
+    kind = type(callback)
+    return kind.__module__.split(".")[0] != "keras" or kind is keras.callbacks.LambdaCallback

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx import _keras, _phalanx
 from phalanx._warnings import warn
-from phalanx.unsupported import config_text, find_unsupported, unsupported_error
+from phalanx.unsupported import config_text, find_unsupported, find_unsupported_state, unsupported_error
 from phalanx.variables import Link, as_array
 
 _ATTRIBUTE = "_phalanx_session"
@@ -24,6 +24,8 @@ class Session:
         self._warned = False
         self._structure: tuple[Any, ...] = ()
         self._optimizer_config: Any = None
+        self._lacks_optimizer = False
+        """Whether the engine has an optimizer without the state of the model's."""
         self._lock = threading.Lock()
         self._thread: int | None = None
         self.note_compiled(model)
@@ -64,6 +66,8 @@ class Session:
             reasons = find_unsupported(model)
             if _keras.is_built(model):
                 self._reasons = reasons
+        else:
+            reasons = list(dict.fromkeys([*reasons, *find_unsupported_state(model)]))
         if reasons:
             self._refuse(model, reasons)
         return reasons
@@ -125,31 +129,67 @@ class Session:
         finally:
             link.ignores_assignments = previous
 
-    def prepare(self, model: Any) -> Link:
+    def prepare(self, model: Any, *, training: bool) -> Link:
         """Creates the engine, or sends it what Python changed since the last run."""
-        self._check_trainable()
         structure = (*map(id, _keras.flatten_layers(model)), id(getattr(model, "optimizer", None)))
         optimizer_config = _optimizer_config(model)
         if self.link is not None and (structure, optimizer_config) != (self._structure, self._optimizer_config):
             self.link.release()
             self.link = None
+        if training and self.link is not None and self._lacks_optimizer:
+            self._refuse_optimizer(model)
         if self.link is None:
-            self.link = self._create(model)
+            self.link = self._create(model, training)
             self._structure, self._optimizer_config = structure, optimizer_config
         else:
             self.link.upload()
         return self.link
 
-    def _check_trainable(self) -> None:
-        changed = [layer.name for layer, trainable in self._trainable if layer.trainable != trainable]
+    def check_trainable(self) -> None:
+        """Raises an error if `trainable` of a layer changed since `compile`."""
+        changed = [layer.name for layer in self._layers_with_changed_trainable()]
         if changed:
             raise ValueError(f"`trainable` of {changed} changed since compile(): call compile() again for it to count")
 
-    def _create(self, model: Any) -> Link:
+    @contextlib.contextmanager
+    def trainable_as_compiled(self, model: Any) -> Iterator[None]:
+        """Sets `trainable` of all layers as of the last `compile`.
+
+        An engine that is created for a prediction may train later, when the layers are again as compiled.
+        """
+        if not self._layers_with_changed_trainable():
+            yield
+            return
+        layers = [(layer, layer.trainable) for layer in [model, *_keras.flatten_layers(model)]]
+        variables = [(variable, variable.trainable) for variable in model.variables]
+        # A layer sets those inside it, and comes before them.
+        for layer, trainable in self._trainable:
+            layer.trainable = trainable
+        try:
+            yield
+        finally:
+            for part, trainable in [*layers, *variables]:
+                part.trainable = trainable
+
+    def _layers_with_changed_trainable(self) -> list[Any]:
+        return [layer for layer, trainable in self._trainable if layer.trainable != trainable]
+
+    def _refuse_optimizer(self, model: Any) -> None:
+        raise unsupported_error(model, ["its optimizer was built for other weights: call compile() with a new one"])
+
+    def _create(self, model: Any, training: bool) -> Link:
         saved = _keras.saved_variables(model)
         optimizer = getattr(model, "optimizer", None)
         state = None
+        self._lacks_optimizer = False
         if optimizer is not None and optimizer.built:
+            trained = model.trainable_variables
+            self._lacks_optimizer = not _keras.is_built_for(optimizer, trained)
+            if self._lacks_optimizer:
+                # As after `model.add(...)`. Predictions need no slots.
+                if training:
+                    self._refuse_optimizer(model)
+                optimizer = _keras.new_optimizer(optimizer, trained)
             state = [as_array(variable._value) for variable in optimizer.variables]
         self.engine = self._new_engine(model, saved, state)
         link = Link(self.engine)
@@ -158,7 +198,7 @@ class Session:
             if not isinstance(by_path.get(path), _keras.Variable):
                 raise unsupported_error(model, [f"weight '{path}' is not a variable of the model"])
             link.add_weight(by_path[path], index)
-        if state is not None:
+        if state is not None and not self._lacks_optimizer:
             link.add_optimizer(optimizer)
         return link
 

@@ -16,6 +16,7 @@ _STEP_METHODS = (
     "compute_own_loss",
     "call",
 )
+_EPSILON = 1e-7
 _HINT = '(compile it outside the scope to train with Keras, or use MirroredStrategy(fallback="keras"))'
 
 
@@ -30,13 +31,26 @@ def find_unsupported(model: Any) -> list[str]:
     """Lists every part of a compiled model that Phalanx cannot train; empty if it can train the model."""
     reasons = _model_reasons(model)
     subclassed = bool(reasons)
-    reasons += _environment_reasons(model)
+    reasons += _environment_reasons(model) + find_unsupported_state(model)
     compile_reasons = _compile_reasons(model)
     layer_reasons = [] if subclassed else _layer_reasons(model)
     reasons += layer_reasons + compile_reasons
     if not subclassed:
         reasons += _config_reasons(model, reasons)
     return list(dict.fromkeys(reasons))
+
+
+def find_unsupported_state(model: Any) -> list[str]:
+    """Lists what no config holds and what may change after `compile`."""
+    reasons = []
+    epsilon = keras.config.epsilon()
+    if epsilon != _EPSILON:
+        reasons.append(f"keras.config.set_epsilon({epsilon})")
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if _keras.excludes_from_weight_decay(inner):
+        reasons.append(f"optimizer '{type(inner).__name__}': exclude_from_weight_decay")
+    return reasons
 
 
 def _is_keras(value: Any) -> bool:
@@ -92,7 +106,7 @@ def _layer_reasons(model: Any) -> list[str]:
 
 
 def _compile_reasons(model: Any) -> list[str]:
-    arguments = _compile_arguments(model)
+    arguments = _keras.compile_arguments(model)
     reasons = _optimizer_reasons(getattr(model, "optimizer", None)) + _missing_losses(model, arguments.get("loss"))
     for kind, argument in (("loss", "loss"), ("metric", "metrics"), ("metric", "weighted_metrics")):
         for value in _keras.tree.flatten(arguments.get(argument)):
@@ -114,11 +128,6 @@ def _missing_losses(model: Any, loss: Any) -> list[str]:
     else:
         missing = []
     return [f"output '{name}' has no loss" for name in missing]
-
-
-def _compile_arguments(model: Any) -> dict[str, Any]:
-    config = getattr(model, "_compile_config", None)
-    return getattr(config, "config", {}) if config is not None else {}
 
 
 def _objective_reason(kind: str, value: Any) -> str | None:

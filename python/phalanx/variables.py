@@ -82,6 +82,9 @@ class Link:
         self.weights: list[VariableState] = []
         self.optimizer: list[VariableState] = []
         self.changed: dict[int, VariableState] = {}
+        """What Python assigned and the engine does not have yet."""
+        self.written_in_graph: dict[int, VariableState] = {}
+        """What functions traced by TensorFlow may assign at any time."""
         self.fresh: list[VariableState] = []
         self.ignores_assignments = False
         self.learning_rate: Any = None
@@ -101,10 +104,13 @@ class Link:
             self.iterations = _keras.iterations_variable(optimizer)
 
     def advance(self) -> None:
-        """Records that the engine has trained: all values in Python are stale."""
+        """Records that the engine has trained: values in Python are stale, except those that it is yet to receive."""
+        self._note_in_place_changes()
         self.version += 1
         self.fresh = []
         self._optimizer_values = None
+        for state in list(self.changed.values()):
+            state.mark_fresh()
 
     def read_optimizer(self, index: int) -> Any:
         """Returns the engine's value of one of the optimizer's variables."""
@@ -120,7 +126,26 @@ class Link:
     def note_change(self, state: VariableState) -> None:
         """Records that Python assigned a variable."""
         if not self.ignores_assignments:
+            # The thread that reads data may assign while a step ends on another thread.
+            state.version = self.version
             self.changed[id(state)] = state
+
+    def _note_in_place_changes(self) -> None:
+        for state in self.fresh:
+            if VALUES.in_place_version(state.value) != state.in_place_version:
+                self.changed[id(state)] = state
+                state.in_place_version = VALUES.in_place_version(state.value)
+
+    def discard_changes(self) -> None:
+        """Forgets what Python changed since the last call of `take_changes`."""
+        self._note_in_place_changes()
+        self.changed = {}
+
+    def note_written_in_graph(self) -> None:
+        """Records as changed what traced functions may have assigned since the engine's last step."""
+        for state in list(self.written_in_graph.values()):
+            if not state.is_stale():
+                self.note_change(state)
 
     def write_back(self, captured_only: bool = False) -> None:
         """Updates weights in Python for code that reads them past Keras, such as a traced TensorFlow function."""
@@ -131,14 +156,19 @@ class Link:
             if state.captured and state.link is self:
                 state.refresh()
 
+    def fetch_all(self) -> None:
+        """Updates all variables, for code that reads them while the engine cannot be asked."""
+        for state in [*self.weights, *self.optimizer]:
+            if state.link is self:
+                state.refresh()
+
     def take_changes(self) -> tuple[list[VariableState], list[VariableState]]:
         """Returns the weights and optimizer variables that Python changed since the last call."""
-        for state in self.fresh:
-            if VALUES.in_place_version(state.value) != state.in_place_version:
-                self.changed[id(state)] = state
-                state.in_place_version = VALUES.in_place_version(state.value)
-        states = list({id(own): own for own in map(self._own, self.changed.values())}.values())
-        self.changed = {id(state): state for state in states if state.written_in_graph}
+        self._note_in_place_changes()
+        changed, self.changed = self.changed, {}
+        noted = [*self.written_in_graph.values(), *changed.values()]
+        states = list({id(own): own for own in map(self._own, noted)}.values())
+        self.written_in_graph = {id(state): state for state in states if state.written_in_graph}
         weights = [state for state in states if state.kind == WEIGHT]
         return weights, [state for state in states if state.kind == OPTIMIZER]
 
@@ -238,6 +268,8 @@ def _make_lazy(variable: Any, link: Link, kind: str, index: int) -> VariableStat
         previous.link.note_change(previous)
         state.captured = previous.captured
         state.written_in_graph = previous.written_in_graph
+        if state.written_in_graph:
+            link.written_in_graph[id(state)] = state
     vars(variable)[_STATE] = state
     state.mark_fresh()
     return state

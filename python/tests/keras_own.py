@@ -153,9 +153,9 @@ class Plugin:
         self._uses_engine = False
         prepare = Session.prepare
 
-        def noted(session: Session, model: object) -> object:
+        def noted(session: Session, model: object, *, training: bool) -> object:
             self._uses_engine = True
-            return prepare(session, model)
+            return prepare(session, model, training=training)
 
         Session.prepare = noted
 

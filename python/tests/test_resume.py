@@ -9,7 +9,7 @@ import textwrap
 import keras
 import numpy as np
 import pytest
-from conftest import attached, build_model, compile_model
+from conftest import attached, build_model, classification_data, compile_model
 
 from phalanx import callback_state
 
@@ -35,6 +35,20 @@ SCRIPT = textwrap.dedent(
         def set_state(self, state):
             assert state == {{"note": [1, 2.5]}}, state
 
+    class Rates(keras.callbacks.Callback):
+        # Assigns in every hook that comes before a resumed run goes on.
+        def on_train_begin(self, logs=None):
+            self.model.optimizer.learning_rate = 0.02
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.9
+        def on_epoch_end(self, epoch, logs=None):
+            assert self.epoch == epoch
+        def get_state(self):
+            return {{}}
+        def set_state(self, state):
+            pass
+
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 10
@@ -44,9 +58,11 @@ SCRIPT = textwrap.dedent(
     data = (Batches(),) if kind == "py_dataset" else (x, y)
     arguments = {{}} if kind == "py_dataset" else {{"batch_size": 20}}
     history = model.fit(*data, epochs=4, validation_data=(x[:40], y[:40]), verbose=0, **arguments, callbacks=[
-        keras.callbacks.BackupAndRestore(folder + "/backup", save_freq=3),
+        keras.callbacks.BackupAndRestore(folder + "/backup", save_freq="epoch" if kind == "epochs" else 3),
         keras.callbacks.EarlyStopping("val_loss", patience=50, restore_best_weights=True),
         keras.callbacks.CSVLogger(folder + "/log.csv"),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8),
+        Rates(),
         Kill(),
     ])
     print(history.epoch, {{name: [float(v).hex() for v in values] for name, values in history.history.items()}})
@@ -61,7 +77,7 @@ def run(folder, kill_at, kind):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "py_dataset"])
+@pytest.mark.parametrize("kind", ["arrays", "py_dataset", "epochs"])
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path, kind):
     whole = run(tmp_path / "whole", 0, kind)
     assert whole.returncode == 0, whole.stderr
@@ -121,3 +137,31 @@ def test_a_backup_of_keras_is_refused(strategy, data, tmp_path):
     with pytest.raises(ValueError, match=f"{folder}.*Keras wrote"):
         attached(strategy).fit(*data, epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder)])
     assert sorted(os.listdir(folder)) == files
+
+
+def test_an_interrupted_run_is_resumed_by_the_next_fit(strategy, tmp_path):
+    class Interrupt(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if self.seen == 13:
+                raise KeyboardInterrupt
+
+        def on_epoch_begin(self, epoch, logs=None):
+            begun.append((epoch, float(self.model.optimizer.learning_rate), float(np.sum(self.model.get_weights()[0]))))
+
+    x, y = classification_data(200)
+    model, begun = attached(strategy), []
+    callbacks = [
+        keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        Interrupt(),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=20, epochs=3, callbacks=callbacks, verbose=0)
+    assert int(model.optimizer.iterations) == 13
+    model.fit(x, y, batch_size=20, epochs=3, callbacks=callbacks, verbose=0)
+    assert int(model.optimizer.iterations) == 30
+    assert [epoch for epoch, _, _ in begun] == [0, 1, 1, 2]
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.001 / 8)

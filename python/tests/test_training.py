@@ -159,6 +159,31 @@ def two_inputs_two_outputs():
     return keras.Model({"a": a, "b": b}, outputs)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"loss": keras.losses.Huber(delta=0.1)},
+        {"loss": [keras.losses.Huber(delta=0.2)], "metrics": [["mae"]]},
+        {"loss": keras.losses.CosineSimilarity(axis=1)},
+        {"loss": "mse", "metrics": [keras.metrics.CosineSimilarity(axis=1)]},
+    ],
+    ids=["delta", "lists", "axis of a loss", "axis of a metric"],
+)
+def test_arguments_that_configs_of_keras_leave_out(strategy, arguments):
+    rng = np.random.default_rng(3)
+    x, y = (rng.normal(size=(20, 4, 3)).astype("float32") for _ in range(2))
+
+    def build():
+        return keras.Sequential([keras.layers.Input((4, 3)), keras.layers.Dense(3)])
+
+    ours, theirs = twins(strategy, build, optimizer="sgd", **{"metrics": [], **arguments})
+    left, right = (model.evaluate(x, y, verbose=0, return_dict=True) for model in (ours, theirs))
+    assert left == pytest.approx(right, rel=1e-5)
+    for model in (ours, theirs):
+        model.fit(x, y, batch_size=20, shuffle=False, verbose=0)
+    assert_same_weights(ours, theirs, **STEP)
+
+
 def test_dicts_of_inputs_and_outputs(strategy):
     # Whole batches: of a partial one, Keras on TensorFlow counts the loss of an output as that of a whole one.
     rng = np.random.default_rng(0)

@@ -47,6 +47,16 @@ REFUSED = {
         {},
         ["layer 'gru': stateful=True"],
     ),
+    "axis of a loss": (
+        build_model,
+        {"loss": keras.losses.SparseCategoricalCrossentropy(axis=1)},
+        ["SparseCategoricalCrossentropy: axis: expected -1, received 1"],
+    ),
+    "thresholds": (
+        build_model,
+        {"metrics": [keras.metrics.AUC(thresholds=[0.2, 0.5])]},
+        ["AUC: thresholds: expected null, received [0.2,0.5]"],
+    ),
     "step": (subclassed, {}, ["model class 'CustomStep'", "method 'train_step' is overridden"]),
     "several": (
         lambda: model_with(Twice(name="twice"), keras.layers.Lambda(lambda x: x, name="l")),
@@ -113,6 +123,17 @@ def test_explain_describes_devices_and_memory_or_all_reasons(strategy):
     assert "batch: 64 global, 64 per replica" in text and "total" in text
     text = phalanx.explain(compile_model(model_with(Twice(name="twice")), loss=my_loss))
     assert "cannot train 'model'" in text and "twice" in text and "my_loss" in text
+
+
+def test_a_model_trains_after_explain(strategy, data):
+    model = attached(strategy)
+    plan = phalanx.explain(model)
+    assert "gradients" in plan
+    assert "optimizer slots" in plan
+    model.fit(*data, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    assert len(model.evaluate(*data, verbose=0)) == 2
+    assert phalanx.explain(model) == plan
 
 
 @pytest.mark.parametrize(
@@ -231,3 +252,24 @@ def test_keras_trains_on_all_batches_of_generators_that_were_opened():
             history = model.fit(generator(x, y, None), validation_data=held_out, validation_steps=4, verbose=0).history
         losses.append([history["loss"][0], history["val_loss"][0]])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+def test_variables_without_weight_decay_are_refused_also_after_compile(strategy, data):
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    model = attached(strategy, optimizer=optimizer)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    with pytest.raises(phalanx.UnsupportedError, match="optimizer 'AdamW': exclude_from_weight_decay"):
+        model.fit(*data, verbose=0)
+    optimizer.exclude_from_weight_decay()
+    model.fit(*data, verbose=0)
+
+
+def test_another_epsilon_is_refused(strategy):
+    epsilon = keras.config.epsilon()
+    keras.config.set_epsilon(1e-2)
+    try:
+        with pytest.raises(phalanx.UnsupportedError, match=r"keras\.config\.set_epsilon\(0\.01\)"):
+            attached(strategy)
+    finally:
+        keras.config.set_epsilon(epsilon)
+    attached(strategy)

@@ -6,7 +6,9 @@ import pickle
 import keras
 import numpy as np
 import pytest
-from conftest import assert_same_weights, attached, build_model, compile_model, twins
+from conftest import assert_same_weights, attached, build_model, classification_data, compile_model, twins
+
+import phalanx
 
 EPOCHS = {"rtol": 1e-3, "atol": 1e-4}
 
@@ -255,3 +257,150 @@ def test_a_trained_model_inside_another(strategy, data):
     model.fit(x, y, epochs=2, verbose=0)
     for before, after in zip(frozen, base.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+BACKEND = keras.backend.backend()
+
+
+def test_readers_past_keras_see_the_weights_after_train_on_batch(strategy):
+    """A GAN: a shared generator that is not compiled predicts between the steps."""
+    generator = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    critic = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    source = keras.layers.Input((4,))
+    model = attached(strategy, keras.Model(source, critic(generator(source))), optimizer="sgd", loss="mse", metrics=[])
+    x = classification_data(20)[0]
+    # Traced before the first step, so no variable is known to be read past Keras.
+    before = generator.predict(x, verbose=0)
+    for _ in range(2):
+        model.train_on_batch(x, np.ones((20, 1)))
+        after = generator.predict(x, verbose=0)
+        np.testing.assert_allclose(after, keras.ops.convert_to_numpy(generator(x)), rtol=1e-5, atol=1e-6)
+        assert not np.allclose(before, after)
+        before = after
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch")
+def test_the_state_of_a_module_after_train_on_batch(strategy, data):
+    model = attached(strategy)
+    for _ in range(2):
+        model.train_on_batch(*data)
+        state = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+        for path, value in zip([weight.path for weight in model.weights], model.get_weights(), strict=True):
+            assert any(value.shape == read.shape and np.array_equal(value, read) for read in state.values()), path
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow")
+def test_assignments_of_a_traced_function_between_steps_count(strategy, data):
+    import tensorflow as tf
+
+    ours, theirs = twins(strategy, optimizer="sgd")
+    for model in (ours, theirs):
+        model.train_on_batch(*data)
+        halve = tf.function(lambda model=model: [value.assign(value * 0.5) for value in model.trainable_variables])
+        for _ in range(2):
+            halve()
+            model.train_on_batch(*data)
+    assert_same_weights(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow")
+def test_a_traced_function_in_a_hook_of_batches_sees_the_weights(strategy, data):
+    import tensorflow as tf
+
+    class Read(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((traced(data[0][:4]).numpy(), self.model(data[0][:4]).numpy()))
+
+    model = attached(strategy)
+    model.train_on_batch(*data)
+    traced = tf.function(lambda x: model(x))
+    traced(data[0][:4])
+    seen = []
+    model.fit(*data, batch_size=20, epochs=2, callbacks=[Read()], verbose=0)
+    assert len(seen) == 6
+    for at_once, by_keras in seen:
+        np.testing.assert_allclose(at_once, by_keras, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(seen[0][0], seen[-1][0])
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_end"])
+def test_what_was_assigned_before_an_exception_in_a_hook_stays(strategy, data, hook, error):
+    class Raise(keras.callbacks.Callback):
+        done = False
+
+        def act(self, number, logs=None):
+            if self.done or number < (hook == "on_train_batch_end"):
+                return
+            self.done = True
+            self.model.set_weights([np.ones_like(value) for value in self.model.get_weights()])
+            self.model.optimizer.learning_rate = 0.125
+            raise error
+
+    model = attached(strategy, optimizer="sgd")
+    callback = Raise()
+    setattr(callback, hook, callback.act)
+    with pytest.raises(error):
+        model.fit(*data, batch_size=20, epochs=2, callbacks=[callback], verbose=0)
+    for value in model.get_weights():
+        np.testing.assert_array_equal(value, np.ones_like(value))
+    assert float(model.optimizer.learning_rate) == 0.125
+    # The devices have them too: all classes are equal.
+    np.testing.assert_allclose(model.predict(data[0], verbose=0), np.full((60, 3), 1 / 3), rtol=1e-5)
+    model.fit(*data, batch_size=60, verbose=0)
+    assert float(model.optimizer.learning_rate) == 0.125
+
+
+def test_a_data_set_that_sets_the_learning_rate_at_the_end_of_an_epoch(strategy, data):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return tuple(part[20 * index : 20 * index + 20] for part in data)
+
+        def on_epoch_end(self):
+            model.optimizer.learning_rate = float(model.optimizer.learning_rate) / 2
+
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    rates = []
+    model = attached(strategy, optimizer=keras.optimizers.SGD(0.5))
+    model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Rates()], verbose=0)
+    assert rates == [0.5] * 3 + [0.25] * 3
+    assert float(model.optimizer.learning_rate) == 0.125
+
+
+def test_predicting_after_trainable_changed_since_compile(strategy, data):
+    ours, theirs = twins(strategy)
+    ours.trainable = False
+    # The first call creates the engine.
+    np.testing.assert_allclose(*(model.predict(data[0], verbose=0) for model in (ours, theirs)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(*(model.evaluate(*data, verbose=0) for model in (ours, theirs)), rtol=1e-4)
+    assert not any(layer.trainable for layer in ours.layers)
+    assert not ours.trainable_variables
+    with pytest.raises(ValueError, match="`trainable` of .* changed since compile"):
+        ours.fit(*data, verbose=0)
+    ours.trainable = True
+    for model in (ours, theirs):
+        model.fit(*data, batch_size=20, shuffle=False, verbose=0)
+    assert len(ours.optimizer.variables) == len(theirs.optimizer.variables)
+    assert_same_weights(ours, theirs, **EPOCHS)
+
+
+def test_predicting_after_a_layer_was_added_since_compile(strategy, data):
+    ours, theirs = twins(strategy)
+    for model in (ours, theirs):
+        model.fit(*data, batch_size=60, shuffle=False, verbose=0)
+    layer = keras.layers.Dense(3, activation="softmax")
+    for model in (ours, theirs):
+        model.add(layer)
+    np.testing.assert_allclose(*(model.predict(data[0], verbose=0) for model in (ours, theirs)), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(*(model.evaluate(*data, verbose=0) for model in (ours, theirs)), rtol=1e-3)
+    with pytest.raises(phalanx.UnsupportedError, match="optimizer was built for other weights: call compile"):
+        ours.fit(*data, verbose=0)
+    compile_model(ours)
+    ours.fit(*data, verbose=0)
+    assert int(ours.optimizer.iterations) == 2
