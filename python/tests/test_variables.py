@@ -366,11 +366,15 @@ def test_a_data_set_that_sets_the_learning_rate_at_the_end_of_an_epoch(strategy,
         def on_train_batch_end(self, batch, logs=None):
             rates.append(float(self.model.optimizer.learning_rate))
 
-    rates = []
-    model = attached(strategy, optimizer=keras.optimizers.SGD(0.5))
-    model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Rates()], verbose=0)
-    assert rates == [0.5] * 3 + [0.25] * 3
-    assert float(model.optimizer.learning_rate) == 0.125
+    seen = []
+    for attach in (lambda model: attached(strategy, model, optimizer=keras.optimizers.SGD(0.5)), compile_model):
+        rates, model = [], attach(build_model())
+        model.optimizer.learning_rate = 0.5
+        model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Rates()], verbose=0)
+        seen.append([*rates, float(model.optimizer.learning_rate)])
+    ours, theirs = seen
+    # Keras on some backends ends an epoch before the first one.
+    assert ours == theirs and ours[3] == ours[0] / 2
 
 
 def test_predicting_after_trainable_changed_since_compile(strategy, data):

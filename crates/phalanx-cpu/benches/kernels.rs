@@ -137,8 +137,8 @@ fn attention(c: &mut Criterion) {
         let [l, r, y] = [l, r, y].map(dims);
         let layout = |dims| Layout { dims, ld: *<[usize]>::last(dims).unwrap(), rows: Some(rows) };
         let product = Product::new(&contraction.axes(layout(&l), layout(&r), layout(&y)));
-        // SAFETY: the buffers hold the largest operand.
         group.bench_function(name, |b| {
+            // SAFETY: the buffers hold the largest operand.
             b.iter(|| unsafe { product.run(isa, at, 0..product.items(), scratch) });
         });
     }

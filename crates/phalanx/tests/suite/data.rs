@@ -1,8 +1,8 @@
 //! Datasets through the public interface: augmentation, prefetching, pipelines.
 
 use phalanx::data::{
-    Arrays, Dataset, Epoch, HostBatch, ImageDataGenerator, Images, LocalShard, Pixels, Prefetch,
-    Samples, Subset,
+    Dataset, Epoch, HostBatch, ImageDataGenerator, Images, LocalShard, Pixels, Prefetch, Samples,
+    Subset,
 };
 use phalanx::{Error, Result, Tensor};
 use std::sync::Arc;
