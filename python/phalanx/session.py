@@ -131,6 +131,8 @@ class Session:
 
     def prepare(self, model: Any, *, training: bool) -> Link:
         """Creates the engine, or sends it what Python changed since the last run."""
+        if training and _keras.compile_arguments(model).get("loss") is None:
+            raise unsupported_error(model, ["compile() had no loss: phalanx does not train on penalties alone"])
         structure = (*map(id, _keras.flatten_layers(model)), id(getattr(model, "optimizer", None)))
         optimizer_config = _optimizer_config(model)
         if self.link is not None and (structure, optimizer_config) != (self._structure, self._optimizer_config):

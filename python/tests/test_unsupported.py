@@ -254,6 +254,13 @@ def test_keras_trains_on_all_batches_of_generators_that_were_opened():
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
+def test_training_without_a_loss_is_refused(strategy, data):
+    model = attached(strategy, loss=None, metrics=None)
+    with pytest.raises(phalanx.UnsupportedError, match="had no loss"):
+        model.fit(*data, verbose=0)
+    assert model.predict(data[0], verbose=0).shape[0] == len(data[0])
+
+
 def test_variables_without_weight_decay_are_refused_also_after_compile(strategy, data):
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
     model = attached(strategy, optimizer=optimizer)
