@@ -126,7 +126,7 @@ impl Partitioner {
                     let layer = self.graph.scope_name(x).to_string();
                     let expected = "an axis that its ops can work on in parts";
                     let received = format!("one that layer '{}' needs whole", shown(&layer));
-                    let what = format!("layout: axis {axis} of '{name}'");
+                    let what = format!("axis {axis} of '{name}'");
                     return Err(GraphError::mismatch(what, expected, received));
                 }
                 self.convert(x, ModelOp::Gather { axis })
