@@ -79,15 +79,17 @@ def check(name, build, directory):
     with open(layout_path, "w") as file:
         for key, axes in layout.items():
             file.write(f"{json.dumps(key)} = {json.dumps([axis or '-' for axis in axes])}\n")
+    log = os.path.join(directory, f"{name}.jsonl")
     command = [os.environ.get("PHALANX", "target/debug/phalanx"), "train", path, "--data", os.path.join(directory, f"{name}.npz")]
     command += ["--mesh", "batch=2,model=4", "--layout", layout_path, "--threads", "1", "--global-batch-size", str(len(x))]
-    command += ["--epochs", str(STEPS), "--no-shuffle", "--json", "-", "--no-scaling"]
+    command += ["--epochs", str(STEPS), "--no-shuffle", "--json", log, "--no-scaling"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name}: {done.stderr}")
     if "each replica among 4 devices" not in done.stdout + done.stderr:
         sys.exit(f"{name}: expected replicas of four devices, received\n{done.stdout}{done.stderr}")
-    epochs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    with open(log) as file:
+        epochs = [json.loads(line) for line in file]
     losses = [epoch["loss"] for epoch in epochs if "loss" in epoch and "epoch" in epoch]
     worst = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses, history.history["loss"], strict=True))
     print(f"{name}: {len(losses)} losses, largest difference {worst:.1e}")
