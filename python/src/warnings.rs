@@ -35,7 +35,7 @@ impl Subscriber for PythonWarnings {
         let shown = Python::try_attach(|py| {
             let warn = || py.import("phalanx._warnings")?.call_method1("warn", (&message.0,));
             if let Err(error) = warn() {
-                // A filter made an exception of it. Nobody called who could receive that.
+                // A filter turned the warning into an exception, which no caller could receive.
                 error.write_unraisable(py, None);
             }
         });

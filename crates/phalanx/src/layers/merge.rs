@@ -99,13 +99,7 @@ macro_rules! merge_layer {
 /// The steps that are valid in some input; `None` if an input has no mask.
 fn any_mask(cx: &mut LayerContext<'_>, inputs: usize) -> Result<Option<NodeId>> {
     let masks: Option<Vec<NodeId>> = (0..inputs).map(|i| cx.mask(i)).collect();
-    let Some(masks) = masks else { return Ok(None) };
-    let mut masks = masks.into_iter();
-    let Some(mut any) = masks.next() else { return Ok(None) };
-    for mask in masks {
-        any = cx.graph().binary(Binary::Max, any, mask)?;
-    }
-    Ok(Some(any))
+    masks.map(|masks| fold(cx, Binary::Max, &masks)).transpose()
 }
 
 merge_layer!(Add, "The sum of its inputs.", |cx, inputs| fold(cx, Binary::Add, inputs));
