@@ -2,13 +2,13 @@
 
 import math
 import sys
-import warnings
 from typing import Any
 
 import numpy as np
 
 from phalanx import _keras, _phalanx
 from phalanx._keras import KerasTensor, tree
+from phalanx._warnings import warn
 
 _NUMBERS = "iuf"
 
@@ -110,7 +110,7 @@ def _check_structure(x: Any, struct: Any) -> None:
     )
     if keys != sorted(keys):
         raise ValueError(message)
-    warnings.warn(message, stacklevel=2)
+    warn(message)
 
 
 def flatten_targets(model: Any, y: Any) -> list[Any]:

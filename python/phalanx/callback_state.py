@@ -7,13 +7,13 @@ import io
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from phalanx._keras import keras
+from phalanx._warnings import warn
 
 _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "best", "stopped_epoch", "best_epoch", "best_weights"),
@@ -91,9 +91,7 @@ def _warn_without_state(callback: Any) -> None:
     known = (*_ATTRIBUTES, *_STATELESS)
     if type(callback) not in known and not hasattr(callback, "set_state"):
         name = type(callback).__name__
-        warnings.warn(
-            f"the state of callback '{name}' is not restored: give it get_state() and set_state()", stacklevel=2
-        )
+        warn(f"the state of callback '{name}' is not restored: give it get_state() and set_state()")
 
 
 def _remove_rows(filename: str, separator: str, epoch: int) -> None:
