@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use phalanx::launch::worker_name;
-use phalanx::text::{MAX_PART, brief, cut, shown};
+use phalanx::text::{MAX_PART, brief, shown, truncate};
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub fn parse(line: Vec<OsString>) -> Result<Args> {
     let parsed =
         parse_line(&all.collect::<Vec<_>>()).and_then(|matches| Args::from_arg_matches(&matches));
     let shown = shown(path.display());
-    parsed.map_err(|error| anyhow::anyhow!("{shown}: {}", cut(&first_line(&error), MAX_PART)))
+    parsed.map_err(|error| anyhow::anyhow!("{shown}: {}", truncate(&first_line(&error), MAX_PART)))
 }
 
 /// Parses a command line with clap. Errors quote arguments, so they are generated from escaped ones.

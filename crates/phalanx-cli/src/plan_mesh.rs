@@ -25,7 +25,7 @@ pub fn run(args: &Plan) -> Result<()> {
     let spec = ModelSpec::from_arg(&args.model, None)?;
     spec.give_sizes(&args.shapes)?;
     let wanted = planned_mesh(args)?;
-    let replicas = if mesh.mesh == Some(MeshChoice::Auto) { mesh.count } else { wanted.data };
+    let replicas = if mesh.mesh == Some(MeshChoice::Auto) { mesh.count } else { wanted.replicas };
     let batch = spec.batch_size(args.batch, spec.default_batch_size(), replicas)?;
     let mut strategy = MirroredStrategy::cpus(1)?.threads(1);
     let backend = wanted.kind.backend()?;
@@ -67,17 +67,23 @@ fn planned_mesh(args: &Plan) -> Result<PlannedMesh> {
         Some(MeshChoice::Axes(axes)) => Some(axes),
         Some(MeshChoice::Auto) | None => None,
     };
-    let model = axes.map_or(1, MeshArg::devices_per_replica);
-    let data = axes.and_then(|axes| axes.data).unwrap_or(mesh.count / model).max(1);
+    let devices_per_replica = axes.map_or(1, MeshArg::devices_per_replica);
+    let replicas =
+        axes.and_then(|axes| axes.data).unwrap_or(mesh.count / devices_per_replica).max(1);
     let names = axes.map_or(["data".into(), "model".into()], MeshArg::names);
-    let layout = match (&mesh.layout, model > 1 || axes.is_none()) {
-        (Some(path), true) => Some(read_layout(&DeviceMesh::new([data, model], names)?, path)?),
+    let layout = match (&mesh.layout, devices_per_replica > 1 || axes.is_none()) {
+        (Some(path), true) => {
+            Some(read_layout(&DeviceMesh::new([replicas, devices_per_replica], names)?, path)?)
+        }
         (Some(_), false) => bail!("--layout: expected a mesh with a second axis"),
-        (None, _) if model > 1 => bail!("--mesh: expected --layout, which says what is divided"),
+        (None, _) if devices_per_replica > 1 => {
+            bail!("--mesh: expected --layout, which says what is divided")
+        }
         (None, _) => None,
     };
     let (processes, threads) = (mesh.workers, args.threads.unwrap_or(0));
-    Ok(PlannedMesh { kind, data, model, shard: shard(mesh.shard), processes, threads, layout })
+    let shard = shard(mesh.shard);
+    Ok(PlannedMesh { kind, replicas, devices_per_replica, shard, processes, threads, layout })
 }
 
 /// The speeds that the arguments give.
@@ -117,13 +123,16 @@ impl Report<'_> {
     }
 
     fn plan_lines(&self, plan: &MeshPlan) -> Vec<String> {
-        let PlannedMesh { kind, data, model, .. } = plan.mesh;
-        let each = self.batch.div_ceil(data);
-        let of = if model > 1 { format!(" of {model} devices") } else { String::new() };
+        let PlannedMesh { kind, replicas, devices_per_replica, .. } = plan.mesh;
+        let each = self.batch.div_ceil(replicas);
+        let of = match devices_per_replica {
+            1 => String::new(),
+            n => format!(" of {n} devices"),
+        };
         let mut lines = vec![format!(
             "training {} on {} {kind} devices, mesh {}: batch {} global, {each} per replica{of}",
             shown(&self.model),
-            data * model,
+            replicas * devices_per_replica,
             plan.mesh.name(),
             self.batch
         )];
@@ -173,11 +182,11 @@ impl Report<'_> {
         };
         sent("model", plan.over_model);
         sent("data", plan.over_data);
-        let [(cut, elements), (weights, all)] = plan.cut;
-        if cut > 0 {
+        let [(partitioned, elements), (weights, all)] = plan.partitioned;
+        if partitioned > 0 {
             let share = 100.0 * elements as f64 / all.max(1) as f64;
             lines.push(format!(
-                "cut by the layout       {cut} of {weights} weights, {share:.1}% of the elements"
+                "partitioned             {partitioned} of {weights} weights, {share:.1}% of the elements"
             ));
         }
         lines
@@ -198,8 +207,8 @@ impl Report<'_> {
         let plan = |plan: &MeshPlan| {
             let mut line = json!({
                 "mesh": plan.mesh.name(),
-                "data": plan.mesh.data,
-                "model": plan.mesh.model,
+                "data": plan.mesh.replicas,
+                "model": plan.mesh.devices_per_replica,
                 "shard": plan.mesh.shard.name(),
                 "bytes": parts(&plan.memory.parts),
                 "shared_bytes": parts(&plan.memory.shared),

@@ -126,7 +126,7 @@ pub fn print_header(
         replicas += &format!(" on {}", plural(sizes.workers, "worker"));
     }
     writeln!(out, "devices: {devices} ({replicas})")?;
-    let model_axis = program.map_or(1, |program| program.options().mesh.model);
+    let model_axis = program.map_or(1, |program| program.options().mesh.devices_per_replica);
     if let Some(division) = division(&args.device_args, model_axis) {
         writeln!(out, "divided: {division}")?;
     }

@@ -314,7 +314,8 @@ mod tests {
                 };
                 let flow =
                     SampleSource::Files(files).flow(&ImageDataGenerator::new(), &y, 5).unwrap();
-                let shard = LocalShard { mesh: Mesh::new(workers, 1), devices: worker..worker + 1 };
+                let shard =
+                    LocalShard { mesh: Mesh::new(workers, 1), replicas: worker..worker + 1 };
                 let own = |(at, _): &(usize, &Vec<f32>)| {
                     let batch = (rows.len() - at / 5 * 5).min(5);
                     shard.rows(batch).contains(&(at % 5))

@@ -40,16 +40,17 @@ const MAX_WORKERS: usize = 1 << 14;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuOptions {
     /// Number of replicas.
-    pub devices: usize,
-    /// Logical devices of each replica, which divide its work; 0 counts as 1.
-    pub model: usize,
+    pub replicas: usize,
+    /// Devices of each replica, which divide its work; 0 counts as 1.
+    pub devices_per_replica: usize,
     /// Workers per device; 0 divides the machine's cores among the devices.
     pub workers: usize,
-    /// Whether results must not depend on `devices` and `workers` ([`Mesh::fixed`]).
+    /// Whether results must not depend on `replicas` and `workers` ([`Mesh::fixed`]).
     pub fixed: bool,
     /// Instruction set; `None` selects the best available.
     pub isa: Option<Isa>,
-    /// What the processes divide among themselves. Within a process the devices then share one copy of the training state.
+    /// What the processes divide among themselves. Within a process the devices then share one copy of the
+    /// training state.
     pub shard: ShardLevel,
 }
 
@@ -111,20 +112,20 @@ impl CpuExecutor {
         CpuExecutor::with_cluster(options, params, None)
     }
 
-    /// Creates an executor for the devices of this process in a cluster.
+    /// Creates an executor for the replicas of this process in a cluster.
     pub fn with_cluster(
         options: CpuOptions,
         params: &[ParamSpec],
         cluster: Option<Cluster>,
     ) -> Result<CpuExecutor, ExecError> {
         let isa = options.isa.map_or_else(Isa::detect, Ok)?;
-        let devices = options.devices.max(1);
-        let own = cluster.as_ref().map_or(Ok(0..devices), |c| c.check(devices))?;
+        let replicas = options.replicas.max(1);
+        let own = cluster.as_ref().map_or(Ok(0..replicas), |c| c.check(replicas))?;
         let mesh = mesh(&options, cluster.as_ref())?;
-        let local_workers = devices * mesh.model * mesh.workers;
+        let local_workers = replicas * mesh.devices_per_replica * mesh.workers;
         let team = Team::new(local_workers);
         let domain = cluster.as_ref().map_or(0, |cluster| cluster.peers.rank());
-        let memory = ExecutorMemory::new(params, mesh, (devices, domain), &team)?;
+        let memory = ExecutorMemory::new(params, mesh, (replicas, domain), &team)?;
         let no_thread = |e: std::io::Error| ExecError::Worker {
             worker: local_workers - 1,
             message: format!("the system starts no more threads: {e}"),
@@ -138,7 +139,7 @@ impl CpuExecutor {
             pool,
             barrier: Barrier::new(local_workers, team),
             params: params.to_vec(),
-            parts: parts_of(params, mesh.model),
+            parts: parts_of(params, mesh.devices_per_replica),
             memory,
             programs: ProgramTable::default(),
             collectives: collectives.map_err(no_thread)?,
@@ -174,27 +175,28 @@ impl CpuExecutor {
     }
 }
 
-/// The mesh of an executor. In a cluster it includes the devices of the other processes.
+/// The mesh of an executor. In a cluster it includes the replicas of the other processes.
 fn mesh(options: &CpuOptions, cluster: Option<&Cluster>) -> Result<Mesh, ExecError> {
-    let devices = options.devices.max(1);
-    let all = cluster.map_or(devices, Cluster::all_devices);
-    let even = cluster.is_none_or(|c| c.devices.iter().all(|d| *d == devices));
-    let workers = workers_per_device(devices * options.model.max(1), options.workers);
+    let replicas = options.replicas.max(1);
+    let all = cluster.map_or(replicas, Cluster::all_replicas);
+    let even = cluster.is_none_or(|c| c.replicas.iter().all(|n| *n == replicas));
+    let devices_per_replica = options.devices_per_replica.max(1);
+    let workers = workers_per_device(replicas * devices_per_replica, options.workers);
     let mesh = match options.fixed {
         true => Mesh::fixed(all).filter(|_| even).ok_or_else(|| ExecError::Program {
             name: "any".into(),
-            reason: format!("{all} devices do not divide {SHARDS} shards evenly"),
+            reason: format!("{all} replicas do not divide {SHARDS} shards evenly"),
         })?,
         false => Mesh::new(all, workers),
     };
-    let domains = cluster.map_or(1, |cluster| cluster.devices.len());
+    let domains = cluster.map_or(1, |cluster| cluster.replicas.len());
     let mesh = mesh.sharded(Sharding::new(options.shard, domains));
-    let mesh = mesh.with_model(options.model.max(1));
-    if mesh.model > 1 && cluster.is_some() {
+    let mesh = mesh.with_devices_per_replica(devices_per_replica);
+    if devices_per_replica > 1 && cluster.is_some() {
         let reason = "expected replicas of one device, since there are several processes".into();
         return Err(ExecError::Program { name: "any".into(), reason });
     }
-    let local_workers = devices.saturating_mul(mesh.workers).saturating_mul(mesh.model);
+    let local_workers = replicas.saturating_mul(mesh.workers).saturating_mul(devices_per_replica);
     if local_workers > MAX_WORKERS || all.checked_mul(mesh.workers).is_none() {
         let reason = format!("expected at most {MAX_WORKERS} workers, received {local_workers}");
         return Err(ExecError::Program { name: "any".into(), reason });
@@ -208,7 +210,7 @@ impl Executor for CpuExecutor {
     }
 
     fn shard(&self) -> LocalShard {
-        let whole = LocalShard { mesh: self.mesh, devices: 0..self.mesh.devices };
+        let whole = LocalShard { mesh: self.mesh, replicas: 0..self.mesh.replicas };
         self.collectives.as_ref().map_or(whole, ProcessCollectives::shard)
     }
 
@@ -293,7 +295,7 @@ impl Executor for CpuExecutor {
             loaded,
             batch,
             mesh: self.mesh,
-            first_device: shard.devices.start,
+            first_replica: shard.replicas.start,
             first_row: own.start,
             isa: self.isa,
             memory: &self.memory,

@@ -35,7 +35,7 @@ static ALLOCATOR: Counting = Counting;
 fn allocated(steps: &[Step], mesh: Mesh, accumulate: bool) -> usize {
     const ROWS: usize = 7;
     let options =
-        CpuOptions { devices: mesh.devices, workers: mesh.workers, ..CpuOptions::default() };
+        CpuOptions { replicas: mesh.replicas, workers: mesh.workers, ..CpuOptions::default() };
     let mut e = CpuExecutor::new(options, steps[0].graph.params()).expect("starts");
     let (floats, ints) = (vec![0.1; ROWS * 140], vec![1; ROWS * 2]);
     let feed = |spec: &FeedSpec| {

@@ -98,8 +98,8 @@ impl Backend for CudaBackend {
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Box<dyn Executor>, ExecError> {
-        let OpenRequest { places, params, cluster, shard, model, .. } = request;
-        if model > 1 {
+        let OpenRequest { places, params, cluster, shard, devices_per_replica, .. } = request;
+        if devices_per_replica > 1 {
             let reason = "GPUs do not divide weights yet: expected replicas of one device".into();
             return Err(ExecError::Program { name: "any".into(), reason });
         }

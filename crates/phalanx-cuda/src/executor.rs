@@ -161,7 +161,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         let state = StateLayout::new(params);
         let bytes = state.bytes;
         let mut executor = GpuExecutor {
-            mesh: Mesh::new(cluster.as_ref().map_or(names.len(), Cluster::all_devices), 1),
+            mesh: Mesh::new(cluster.as_ref().map_or(names.len(), Cluster::all_replicas), 1),
             peers: cluster.map(PeerGroup::new),
             joined: devices.iter().any(|s| s.gpu.joined()),
             devices,
@@ -226,7 +226,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     fn replicas_on(&self, device: usize, rows: usize) -> Vec<Replica> {
         let replicas = self.devices[device].replicas.clone();
         let each = replicas.enumerate().map(|(local, device)| {
-            let range = self.mesh.device_rows(rows, device);
+            let range = self.mesh.replica_rows(rows, device);
             Replica { local, rows: range.len(), first_row: range.start }
         });
         each.collect()

@@ -111,14 +111,14 @@ impl Allocations {
     pub fn lower(&self, program: &Program, mode: RunMode<'_>) -> (Plan, (usize, usize)) {
         let (mesh, rows) = (program.options().mesh, program.options().max_batch);
         let replica = |local: usize| {
-            let range = mesh.device_rows(rows, local);
+            let range = mesh.replica_rows(rows, local);
             Replica { local, rows: range.len(), first_row: range.start }
         };
-        let replicas: Vec<Replica> = (0..mesh.devices).map(replica).collect();
+        let replicas: Vec<Replica> = (0..mesh.replicas).map(replica).collect();
         lower::lower(&Request {
             program,
             layout: &self.layout,
-            facts: &FusionFacts::of(program, mesh.devices == 1),
+            facts: &FusionFacts::of(program, mesh.replicas == 1),
             replicas: &replicas,
             rows,
             fetches: &self.fetches,

@@ -53,7 +53,7 @@ pub struct OpenRequest<'a> {
     /// Where each device of this process runs; the devices of a replica follow each other.
     pub places: &'a [Place],
     /// Devices of each replica, which divide its work.
-    pub model: usize,
+    pub devices_per_replica: usize,
     /// Worker threads of each replica; 0 for the default.
     pub threads: usize,
     /// Whether results must be the same on any number of replicas and threads.

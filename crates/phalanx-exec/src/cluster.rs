@@ -1,4 +1,4 @@
-//! The devices of several processes.
+//! The replicas of several processes.
 
 use crate::error::ExecError;
 use phalanx_distributed::{ProcessGroup, all_gather};
@@ -30,65 +30,65 @@ pub fn check_equal(
     Ok(())
 }
 
-/// The processes of a job and the number of devices of each.
+/// The processes of a job and the number of replicas of each.
 #[derive(Clone)]
 pub struct Cluster {
     /// The processes.
     pub peers: Arc<dyn ProcessGroup>,
-    /// Number of devices of each process, by rank.
-    pub devices: Vec<usize>,
+    /// Number of replicas of each process, by rank.
+    pub replicas: Vec<usize>,
 }
 
 impl Cluster {
-    /// The indices of this process' `own` devices among all devices.
+    /// The indices of this process' `own` replicas among all replicas.
     ///
     /// # Errors
-    /// The device table does not match `own` or the number of processes, or the total overflows.
+    /// The table of replicas does not match `own` or the number of processes, or the total overflows.
     pub fn check(&self, own: usize) -> Result<Range<usize>, ExecError> {
         let (rank, size) = (self.peers.rank(), self.peers.size());
-        let all = self.devices.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
-        if size == self.devices.len() && self.devices.get(rank) == Some(&own) && all.is_some() {
-            return Ok(self.devices_of(rank));
+        let all = self.replicas.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+        if size == self.replicas.len() && self.replicas.get(rank) == Some(&own) && all.is_some() {
+            return Ok(self.replicas_of(rank));
         }
-        let received = format!("{:?} devices of {size} processes", self.devices);
-        let reason = format!("expected {own} devices of process {rank}, received {received}");
+        let received = format!("{:?} replicas of {size} processes", self.replicas);
+        let reason = format!("expected {own} replicas of process {rank}, received {received}");
         Err(ExecError::Program { name: "any".into(), reason })
     }
 
-    /// The total number of devices.
-    pub fn all_devices(&self) -> usize {
-        self.devices.iter().sum()
+    /// The total number of replicas.
+    pub fn all_replicas(&self) -> usize {
+        self.replicas.iter().sum()
     }
 
-    /// The indices of a process' devices among all devices, which are ordered by rank.
-    pub fn devices_of(&self, rank: usize) -> Range<usize> {
-        let first = self.devices[..rank].iter().sum();
-        first..first + self.devices[rank]
+    /// The indices of a process' replicas among all replicas, which are ordered by rank.
+    pub fn replicas_of(&self, rank: usize) -> Range<usize> {
+        let first = self.replicas[..rank].iter().sum();
+        first..first + self.replicas[rank]
     }
 
-    /// The indices of this process' devices.
-    pub fn own_devices(&self) -> Range<usize> {
-        self.devices_of(self.peers.rank())
+    /// The indices of this process' replicas.
+    pub fn own_replicas(&self) -> Range<usize> {
+        self.replicas_of(self.peers.rank())
     }
 }
 
-/// The devices of a mesh that belong to one process, which processes their rows of every batch.
+/// The replicas of a mesh that belong to one process, which computes their rows of every batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalShard {
     /// The mesh of all processes.
     pub mesh: Mesh,
-    /// The devices of this process.
-    pub devices: Range<usize>,
+    /// The replicas of this process.
+    pub replicas: Range<usize>,
 }
 
 impl LocalShard {
     /// The rows of a batch that belong to the shard.
     pub fn rows(&self, rows: usize) -> Range<usize> {
-        self.mesh.rows_of(rows, self.devices.clone())
+        self.mesh.rows_of(rows, self.replicas.clone())
     }
 
-    /// Whether the shard has all devices.
+    /// Whether the shard has all replicas.
     pub fn is_whole(&self) -> bool {
-        self.devices == (0..self.mesh.devices)
+        self.replicas == (0..self.mesh.replicas)
     }
 }

@@ -49,7 +49,7 @@ pub struct ParamSpec {
     /// Whether the optimizer updates it.
     pub trainable: bool,
     /// The axis along which the devices of a replica hold parts of it, if they do.
-    pub cut: Option<usize>,
+    pub partition_axis: Option<usize>,
 }
 
 impl ParamSpec {
@@ -209,19 +209,19 @@ impl Graph {
             name: name.into(),
             dims: dims.to_vec(),
             trainable,
-            cut: None,
+            partition_axis: None,
         });
         ParamId(self.params.len() as u32 - 1)
     }
 
     /// Divides a parameter among the devices of a replica, along an axis.
-    pub fn cut(&mut self, id: ParamId, axis: usize) {
-        self.params[id.index()].cut = Some(axis);
+    pub fn partition(&mut self, id: ParamId, axis: usize) {
+        self.params[id.index()].partition_axis = Some(axis);
     }
 
     /// Divides parameters along the axis of each entry, in their order.
-    pub fn set_cuts(&mut self, cuts: &[Option<usize>]) {
-        self.params.iter_mut().zip(cuts).for_each(|(spec, cut)| spec.cut = *cut);
+    pub fn set_partition_axes(&mut self, axes: &[Option<usize>]) {
+        self.params.iter_mut().zip(axes).for_each(|(spec, axis)| spec.partition_axis = *axis);
     }
 
     /// Replaces the specification of a parameter, for passes that change its dimensions.
@@ -323,7 +323,8 @@ impl Graph {
                     let spec = self.params.get(id.index()).ok_or_else(|| missing("parameter"))?;
                     let ty = Type::mirrored(spec.dims.clone());
                     // A pass divides it among the devices of a replica.
-                    let parts = node.ty.model == ModelSpace::Shard(spec.cut.unwrap_or(usize::MAX));
+                    let parts = node.ty.model
+                        == ModelSpace::Partitioned(spec.partition_axis.unwrap_or(usize::MAX));
                     if parts { ty.with_model(node.ty.model) } else { ty }
                 }
                 Op::Feed { id } => {

@@ -134,7 +134,7 @@ impl Program {
                         // Each worker reads its rows of the kernel; for a dot each writes a full
                         // partial product.
                         let parts = if *op == Op::DotGradInput { 1 } else { mesh.workers };
-                        let kernels = (self.value(inputs[1]).ty.len() * mesh.devices) as f64;
+                        let kernels = (self.value(inputs[1]).ty.len() * mesh.replicas) as f64;
                         let results = total_bytes(&[*output]) * parts as f64;
                         total_bytes(&inputs[..1]) + 4.0 * kernels + results
                     }
@@ -150,10 +150,10 @@ impl Program {
                 Cost { flops, bytes: total_bytes(&[*input]) * sources + total_bytes(&[*output]) }
             }
             Instr::ExchangeParts { op, input, output, .. } => {
-                let parts = mesh.model as f64;
+                let parts = mesh.devices_per_replica as f64;
                 let flops = match op {
-                    PartsOp::Reduce(_) => self.elements(*output, rows) * parts,
-                    PartsOp::Join { .. } | PartsOp::Take { .. } => 0.0,
+                    PartsOp::AllReduce(_) => self.elements(*output, rows) * parts,
+                    PartsOp::AllGather { .. } | PartsOp::Slice { .. } => 0.0,
                 };
                 Cost { flops, bytes: total_bytes(&[*input]) * parts + total_bytes(&[*output]) }
             }
@@ -163,7 +163,7 @@ impl Program {
                 Cost { flops, bytes: total_bytes(&[*input]) * parts + total_bytes(&[*output]) }
             }
             Instr::ShardedGradKernel { param, x, dy } => {
-                let elements = self.params[param.index()].len() * self.options.mesh.devices;
+                let elements = self.params[param.index()].len() * self.options.mesh.replicas;
                 let bytes = total_bytes(&[*x, *dy]) + 4.0 * elements as f64;
                 Cost { flops: self.dense_flops(*x, *dy, rows), bytes }
             }
@@ -253,7 +253,7 @@ impl Program {
             return Cost { flops: self.dense_flops(x, dy, rows), bytes };
         }
         let mesh = self.options.mesh;
-        let sources = if g.sharded { mesh.devices } else { mesh.len() } as f64;
+        let sources = if g.sharded { mesh.replicas } else { mesh.len() } as f64;
         let elements = self.params[g.param.index()].len() as f64;
         Cost { flops: elements * (sources - 1.0), bytes: 4.0 * elements * sources }
     }
@@ -273,9 +273,9 @@ impl Program {
     /// computes the sharded gradients.
     fn update_cost(&self, rows: usize) -> Cost {
         let Some(update) = &self.update else { return Cost::default() };
-        let Mesh { devices, sharding, .. } = self.options.mesh;
+        let Mesh { replicas, sharding, .. } = self.options.mesh;
         let rule_flops = tape_flops(&update.rule.tape);
-        let copies = if sharding.is_on() { 1.0 } else { devices as f64 };
+        let copies = if sharding.is_on() { 1.0 } else { replicas as f64 };
         let mut cost = Cost::default();
         for g in &update.gradients {
             let elements = self.params[g.param.index()].len() as f64 * copies;

@@ -151,8 +151,8 @@ impl Step {
             return Ok(());
         }
         let of_param = |p: &ParamId| {
-            let cut = self.graph.params()[p.index()].cut;
-            cut.map_or(ModelSpace::Mirrored, ModelSpace::Shard)
+            let axis = self.graph.params()[p.index()].partition_axis;
+            axis.map_or(ModelSpace::Mirrored, ModelSpace::Partitioned)
         };
         let fetches = self.fetches.iter().map(|f| (f.node, ModelSpace::Mirrored));
         let assigns = self.assigns.iter().map(|(p, node)| (*node, of_param(p)));

@@ -81,12 +81,12 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
 /// Truncates a text to `max_chars` characters and appends its size if it was longer.
 ///
 /// ```
-/// use phalanx_graph::text::cut;
+/// use phalanx_graph::text::truncate;
 ///
-/// assert_eq!(cut("short", 10), "short");
-/// assert_eq!(cut(&"x".repeat(5000), 3), "xxx… (5000 bytes)");
+/// assert_eq!(truncate("short", 10), "short");
+/// assert_eq!(truncate(&"x".repeat(5000), 3), "xxx… (5000 bytes)");
 /// ```
-pub fn cut(text: &str, max_chars: usize) -> Cow<'_, str> {
+pub fn truncate(text: &str, max_chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(max_chars) {
         Some((end, _)) => Cow::Owned(format!("{}… ({} bytes)", &text[..end], text.len())),
         None => Cow::Borrowed(text),
@@ -95,7 +95,7 @@ pub fn cut(text: &str, max_chars: usize) -> Cow<'_, str> {
 
 /// Truncates a quoted value to [`MAX_QUOTED`] characters.
 pub fn brief(text: &str) -> Cow<'_, str> {
-    cut(text, MAX_QUOTED)
+    truncate(text, MAX_QUOTED)
 }
 
 /// Displays a value with its hidden characters escaped.
@@ -118,7 +118,7 @@ pub struct Shown<T> {
 impl<T: Display> Display for Shown<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.value.to_string();
-        f.pad(&escape(&cut(&text, self.max_chars)))
+        f.pad(&escape(&truncate(&text, self.max_chars)))
     }
 }
 

@@ -91,7 +91,7 @@ pub enum ModelSpace {
     /// Every device holds a candidate for a maximum.
     PartialMax,
     /// Every device holds an equal part along this axis. The dimensions of the type are those of the whole.
-    Shard(usize),
+    Partitioned(usize),
 }
 
 /// The workers that a collective spans.
@@ -196,12 +196,12 @@ impl Type {
 impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dim = |(axis, dim): (usize, &usize)| match self.model {
-            ModelSpace::Shard(cut) if cut == axis => format!("{dim}/model"),
+            ModelSpace::Partitioned(own) if own == axis => format!("{dim}/model"),
             _ => dim.to_string(),
         };
         let dims: Vec<String> = self.dims.iter().enumerate().map(dim).collect();
         let model = match self.model {
-            ModelSpace::Mirrored | ModelSpace::Shard(_) => "",
+            ModelSpace::Mirrored | ModelSpace::Partitioned(_) => "",
             ModelSpace::Partial => " partial(model)",
             ModelSpace::PartialMax => " partial_max(model)",
         };

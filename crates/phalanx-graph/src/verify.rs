@@ -17,8 +17,8 @@ use crate::types::{DType, Type};
 /// Fails for a mesh without workers, or if the number of workers overflows.
 pub(crate) fn check_options(options: &Options) -> Result<()> {
     let mesh = options.mesh;
-    let workers = mesh.devices.checked_mul(mesh.workers).filter(|n| *n > 0);
-    let parts = mesh.sharding.domains > 0 && mesh.model > 0;
+    let workers = mesh.replicas.checked_mul(mesh.workers).filter(|n| *n > 0);
+    let parts = mesh.sharding.domains > 0 && mesh.devices_per_replica > 0;
     if workers.is_some_and(|n| !mesh.fixed || n == SHARDS) && parts {
         return Ok(());
     }
@@ -28,7 +28,7 @@ pub(crate) fn check_options(options: &Options) -> Result<()> {
     };
     let received = format!(
         "{} replica(s) of {} device(s) of {} worker(s) in {} memory domain(s)",
-        mesh.devices, mesh.model, mesh.workers, mesh.sharding.domains
+        mesh.replicas, mesh.devices_per_replica, mesh.workers, mesh.sharding.domains
     );
     Err(GraphError::mismatch("mesh", expected, received))
 }
@@ -49,10 +49,10 @@ pub(crate) fn check(program: &Program) -> Result<()> {
     check_options(&program.options)?;
     let v = Verifier {
         p: program,
-        device_rows: program.options.mesh.max_device_rows(program.options.max_batch),
+        replica_rows: program.options.mesh.max_replica_rows(program.options.max_batch),
         rows: match program.split {
             Split::Rows => program.options.mesh.max_rows(program.options.max_batch),
-            Split::Spatial => program.options.mesh.max_device_rows(program.options.max_batch),
+            Split::Spatial => program.options.mesh.max_replica_rows(program.options.max_batch),
         },
     };
     v.tables()?;
@@ -105,7 +105,7 @@ struct Verifier<'a> {
     p: &'a Program,
     /// The maximum number of rows of a worker, and of a device.
     rows: usize,
-    device_rows: usize,
+    replica_rows: usize,
 }
 
 impl Verifier<'_> {
@@ -171,7 +171,7 @@ impl Verifier<'_> {
         match v.location {
             Location::Arena(at) => fits(at, self.rows, memory.arena),
             Location::Shared(at) => fits(at, self.rows, memory.shared),
-            Location::Device(at) => fits(at, self.device_rows, memory.device),
+            Location::Device(at) => fits(at, self.replica_rows, memory.device),
             Location::Param(id) | Location::Gradient(id) => {
                 let bytes = self.param(id)?.len() * 4;
                 expect(!v.ty.is_rows() && v.ty.dtype == DType::F32, "parameters are whole floats")?;
@@ -327,7 +327,7 @@ impl Verifier<'_> {
                 | Op::AllReduce { .. }
                 | Op::ReplicaMean
                 | Op::Model(_)
-                | Op::Parts(PartsOp::Reduce(_) | PartsOp::Join { .. })
+                | Op::Parts(PartsOp::AllReduce(_) | PartsOp::AllGather { .. })
         );
         expect(!lowered, "its op is not computed")?;
         let y = self.get(output)?;
@@ -383,8 +383,11 @@ impl Verifier<'_> {
     /// The devices of a replica read each other's operand, so it lies in memory of the worker.
     fn exchange_parts(&self, op: PartsOp, input: ValueId, output: ValueId) -> Check {
         let (x, y) = (self.get(input)?, self.get(output)?);
-        expect(self.p.options.mesh.model > 1, "a single device has no parts to exchange")?;
-        expect(!matches!(op, PartsOp::Take { .. }), "it exchanges nothing")?;
+        expect(
+            self.p.options.mesh.devices_per_replica > 1,
+            "a single device has no parts to exchange",
+        )?;
+        expect(!matches!(op, PartsOp::Slice { .. }), "it exchanges nothing")?;
         self.typed(&Op::Parts(op), &[x], y)?;
         let own = !matches!(x.location, Location::Feed(_) | Location::Gathered { .. });
         expect(own, "other devices cannot read its operand")?;
@@ -417,7 +420,7 @@ impl Verifier<'_> {
             return Err("its parts are not shared".into());
         };
         expect(v.contiguous() && v.offset == 0, "its parts have gaps")?;
-        let end = self.end(v, self.device_rows)?.checked_add(at);
+        let end = self.end(v, self.replica_rows)?.checked_add(at);
         expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts exceed their block")
     }
 
@@ -438,7 +441,7 @@ impl Verifier<'_> {
             Op::DotGradInput => {
                 let in_block = matches!(y.location, Location::Device(_));
                 expect(in_block, "its result is not in the device's block")?;
-                let overlap = self.overlap(x, y, self.device_rows)?;
+                let overlap = self.overlap(x, y, self.replica_rows)?;
                 expect(overlap == Overlap::Disjoint, "it reads the buffer it writes")
             }
             _ => Err("its op cannot be sharded".into()),
@@ -459,7 +462,7 @@ impl Verifier<'_> {
             expect(self.overlap(b, y, self.rows)? == Overlap::Disjoint, "its bias overlaps")?;
         }
         expect(
-            self.overlap(x, y, self.device_rows)? == Overlap::Disjoint,
+            self.overlap(x, y, self.replica_rows)? == Overlap::Disjoint,
             "its operand and result overlap",
         )
     }

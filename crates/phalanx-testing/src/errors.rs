@@ -68,7 +68,7 @@ pub fn a_program_or_parameter_of_another_executor(lab: &dyn Lab) {
     let mut numbers = Numbers::new(0);
     let params = numbers.params(&step);
     let mut e = executor(lab, mesh, step.graph.params(), &params);
-    for other in [lab.meshes()[0], Mesh::new(mesh.devices, mesh.workers + 1)] {
+    for other in [lab.meshes()[0], Mesh::new(mesh.replicas, mesh.workers + 1)] {
         let text = e.load(compile(&step, other, 6)).expect_err("is rejected").to_string();
         let expected =
             "program 'mlp' does not fit this executor: it was compiled for other devices";

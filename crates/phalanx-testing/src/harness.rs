@@ -73,7 +73,7 @@ pub fn device_bindings(bindings: &Bindings, step: &Step, mesh: Mesh, device: usi
         if !step.graph.feeds()[i].ty.is_rows() {
             return v.clone();
         }
-        let rows = mesh.device_rows(v.dims[0], device);
+        let rows = mesh.replica_rows(v.dims[0], device);
         let width = v.len() / v.dims[0].max(1);
         let mut dims = v.dims.clone();
         dims[0] = rows.len();

@@ -32,14 +32,14 @@ fn expected(b: &Build, step: &Step, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f64
     let per_device = Op::AllReduce { scope: Scope::Device };
     // Without per-device statistics the number of devices does not matter.
     let devices = match b.g.nodes().iter().any(|n| n.op == per_device) {
-        true => mesh.devices,
+        true => mesh.replicas,
         false => 1,
     };
     let split = Mesh::new(devices, 1);
     let mut total: Vec<Vec<f64>> = vec![];
     for device in 0..devices {
         let bindings = device_bindings(&b.bindings, step, split, device);
-        let rows = split.device_rows(b.context.rows, device).len();
+        let rows = split.replica_rows(b.context.rows, device).len();
         let context = Context { rows, ..b.context };
         let values: Vec<Value> = evaluate(&b.g, nodes, &bindings, &context);
         if device == 0 {
@@ -343,9 +343,9 @@ pub fn replica_means_are_weighted_by_rows(lab: &dyn Lab) {
         for mesh in lab.meshes() {
             let step = fetching(&b, &[mean]);
             let mut want = vec![0.0; 6];
-            for device in 0..mesh.devices {
+            for device in 0..mesh.replicas {
                 let bindings = device_bindings(&b.bindings, &step, mesh, device);
-                let own = mesh.device_rows(rows, device).len();
+                let own = mesh.replica_rows(rows, device).len();
                 let context = Context { rows: own, ..b.context };
                 let stats = evaluate(&b.g, &[stats], &bindings, &context);
                 let share = own as f64 / rows.max(1) as f64;

@@ -96,14 +96,14 @@ impl ProcessGroup for ThreadPeer {
 }
 
 /// The clusters of processes with the given number of devices each.
-pub fn clusters(devices: &[usize]) -> Vec<Cluster> {
-    clusters_with_timeout(devices, DEFAULT_TIMEOUT)
+pub fn clusters(replicas: &[usize]) -> Vec<Cluster> {
+    clusters_with_timeout(replicas, DEFAULT_TIMEOUT)
 }
 
 /// Like [`clusters`], with exchanges limited to `timeout`.
-pub fn clusters_with_timeout(devices: &[usize], timeout: Duration) -> Vec<Cluster> {
-    let cluster = |p: ThreadPeer| Cluster { peers: Arc::new(p), devices: devices.to_vec() };
-    thread_peers_with_timeout(devices.len(), timeout).into_iter().map(cluster).collect()
+pub fn clusters_with_timeout(replicas: &[usize], timeout: Duration) -> Vec<Cluster> {
+    let cluster = |p: ThreadPeer| Cluster { peers: Arc::new(p), replicas: replicas.to_vec() };
+    thread_peers_with_timeout(replicas.len(), timeout).into_iter().map(cluster).collect()
 }
 
 /// The given rows of a batch's feeds.
@@ -166,7 +166,7 @@ impl Executor for Job {
     /// The devices of all processes.
     fn shard(&self) -> LocalShard {
         let mesh = self.mesh();
-        LocalShard { mesh, devices: 0..mesh.devices }
+        LocalShard { mesh, replicas: 0..mesh.replicas }
     }
 
     fn load(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError> {

@@ -103,7 +103,7 @@ impl<'a> Simulation<'a> {
         let mut totals: Vec<Vec<f64>> = vec![vec![]; nodes.len()];
         for device in 0..self.devices {
             let bindings = device_bindings(&all, self.step, mesh, device);
-            let rows = mesh.device_rows(batch.rows, device).len();
+            let rows = mesh.replica_rows(batch.rows, device).len();
             let context = Context { rows, seed: SEED, step: batch.step };
             let share = if self.devices == 1 { 1.0 } else { rows as f64 / batch.rows as f64 };
             let values = evaluate(&self.step.graph, nodes, &bindings, &context);

@@ -74,7 +74,7 @@ fn check_on(
     max: usize,
     batches: &[Minibatch],
 ) {
-    let devices = if scope == Scope::Device { mesh.devices } else { 1 };
+    let devices = if scope == Scope::Device { mesh.replicas } else { 1 };
     let mut simulation = Simulation::new(step, devices, Numbers::new(0).params(step));
     let rows: Vec<Vec<f64>> = batches.iter().map(|b| simulation.run(b)).collect();
     let (got, fetched) = execute(lab, step, mesh, max, batches);

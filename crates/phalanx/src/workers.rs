@@ -92,7 +92,10 @@ impl MultiWorkerMirroredStrategy {
         let counts: Vec<usize> = all.iter().map(|bytes| number(bytes, 0)).collect();
         // All workers split programs in the same way, so the one with the fewest threads decides.
         local = local.threads(all.iter().map(|bytes| number(bytes, 1)).min().unwrap_or(threads));
-        Ok(MultiWorkerMirroredStrategy { local, cluster: Some(Cluster { peers, devices: counts }) })
+        Ok(MultiWorkerMirroredStrategy {
+            local,
+            cluster: Some(Cluster { peers, replicas: counts }),
+        })
     }
 
     /// Whether the resulting weights are bit-identical to those of one worker: see
@@ -111,7 +114,7 @@ impl MultiWorkerMirroredStrategy {
     /// Number of replicas over all workers: the factor between a per-replica and the global batch.
     pub fn num_replicas_in_sync(&self) -> usize {
         let alone = self.local.num_replicas_in_sync();
-        self.cluster.as_ref().map_or(alone, Cluster::all_devices)
+        self.cluster.as_ref().map_or(alone, Cluster::all_replicas)
     }
 
     /// The number of workers.
@@ -191,7 +194,7 @@ impl MultiWorkerMirroredStrategy {
     pub(crate) fn executor(&self, params: &[ParamSpec]) -> Result<Box<dyn phalanx_exec::Executor>> {
         let (all, even) = match &self.cluster {
             None => return self.local.executor(params, None),
-            Some(c) => (c.all_devices(), c.devices.iter().all(|d| *d == c.devices[0])),
+            Some(c) => (c.all_replicas(), c.replicas.iter().all(|n| *n == c.replicas[0])),
         };
         self.check_shard()?;
         if self.local.is_deterministic() && !(even && Mesh::fixed(all).is_some()) {

@@ -40,7 +40,7 @@ pub(crate) fn take_reduced(ctx: &WorkerCtx<'_>, at: usize, instr: &Instr) -> boo
     let result = ctx.run.collectives.and_then(|c| c.result(fused, at));
     let Some(from) = result else { return false };
     let ty = &ctx.value(*input).ty;
-    let out = ctx.address(ctx.value(*output), ctx.device, ctx.worker);
+    let out = ctx.address(ctx.value(*output), ctx.replica, ctx.worker);
     // SAFETY: the source is complete since the barrier before this. The output has the same type and
     // belongs to this worker.
     unsafe { std::ptr::copy_nonoverlapping(from, out, ty.len() * ty.dtype.bytes()) };
@@ -63,12 +63,12 @@ pub(crate) fn gather_weights(ctx: &WorkerCtx<'_>, group: usize) {
 /// `output` = the sum of `input` over the workers of a scope.
 pub(crate) fn all_reduce(ctx: &WorkerCtx<'_>, scope: Scope, input: ValueId, output: ValueId) {
     let (from, len) = (ctx.value(input), ctx.value(input).ty.len());
-    let devices = match scope {
-        Scope::Device => ctx.device..ctx.device + 1,
-        Scope::All => ctx.run.devices(),
+    let replicas = match scope {
+        Scope::Device => ctx.replica..ctx.replica + 1,
+        Scope::All => ctx.run.replicas(),
     };
-    let sources = devices.flat_map(|d| (0..ctx.run.mesh.workers).map(move |w| (d, w)));
-    let out = ctx.address(ctx.value(output), ctx.device, ctx.worker);
+    let sources = replicas.flat_map(|d| (0..ctx.run.mesh.workers).map(move |w| (d, w)));
+    let out = ctx.address(ctx.value(output), ctx.replica, ctx.worker);
     // SAFETY: the sources are shared blocks, complete since the barrier before this. The result
     // belongs to this worker.
     unsafe {
@@ -88,30 +88,30 @@ pub(crate) fn all_reduce(ctx: &WorkerCtx<'_>, scope: Scope, input: ValueId, outp
     }
 }
 
-/// `output` = the mean of `input` over the devices.
+/// `output` = the mean of `input` over the replicas.
 pub(crate) fn replica_mean(ctx: &WorkerCtx<'_>, input: ValueId, output: ValueId) {
     // SAFETY: the result belongs to this worker and is no operand.
     let (from, out) = (ctx.value(input), unsafe { ctx.slice_mut(output) });
     let len = out.len();
-    // SAFETY: the first worker of every device finished its statistics before the barrier that
+    // SAFETY: the first worker of every replica finished its statistics before the barrier that
     // precedes this.
-    let values = ctx.run.devices().map(|device| unsafe {
-        std::slice::from_raw_parts(ctx.address(from, device, 0).cast::<f32>(), len)
+    let values = ctx.run.replicas().map(|replica| unsafe {
+        std::slice::from_raw_parts(ctx.address(from, replica, 0).cast::<f32>(), len)
     });
     weighted_mean(ctx.run.mesh, ctx.run.batch.rows, values, out);
 }
 
-/// The mean over all devices, weighted by their rows and summed in device order.
+/// The mean over all replicas, weighted by their rows and summed in replica order.
 fn weighted_mean<'v>(
     mesh: Mesh,
     rows: usize,
-    devices: impl Iterator<Item = &'v [f32]>,
+    replicas: impl Iterator<Item = &'v [f32]>,
     out: &mut [f32],
 ) {
     out.fill(0.0);
     let total = rows.max(1) as f32;
-    for (device, values) in devices.enumerate() {
-        let rows = mesh.device_rows(rows, device).len();
+    for (replica, values) in replicas.enumerate() {
+        let rows = mesh.replica_rows(rows, replica).len();
         if rows > 0 {
             let share = rows as f32 / total;
             out.iter_mut().zip(values).for_each(|(o, v)| *o += share * v);

@@ -33,7 +33,7 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, plan: &UpdatePlan) {
         }
     }
     // The norms of a parameter may be those of several devices.
-    ctx.barrier(if ctx.run.mesh.model > 1 { Scope::All } else { ctx.state_scope() });
+    ctx.barrier(if ctx.run.mesh.devices_per_replica > 1 { Scope::All } else { ctx.state_scope() });
     if let Some(collectives) = ctx.run.collectives.filter(|_| ctx.run.mesh.sharding.is_on()) {
         if ctx.is_leader() {
             let owned = |param: ParamId, domain: usize| {
@@ -61,13 +61,13 @@ pub(super) fn square(ctx: &WorkerCtx<'_>, param: ParamId) -> f64 {
     let of_part = |part: usize| -> f64 {
         // SAFETY: complete since the barrier at the end of `compute`.
         let norms = unsafe {
-            let at = ctx.run.state(ctx.device, part).block_norms.ptr().cast::<f64>().add(first);
+            let at = ctx.run.state(ctx.replica, part).block_norms.ptr().cast::<f64>().add(first);
             std::slice::from_raw_parts(at, spec.len().div_ceil(BLOCK))
         };
         norms.iter().sum()
     };
-    match spec.cut {
-        Some(_) => (0..ctx.run.mesh.model).map(of_part).sum(),
+    match spec.partition_axis {
+        Some(_) => (0..ctx.run.mesh.devices_per_replica).map(of_part).sum(),
         None => of_part(ctx.part),
     }
 }

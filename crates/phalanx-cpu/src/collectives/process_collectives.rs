@@ -26,8 +26,8 @@ pub(crate) struct ProcessCollectives {
     reduce_thread: ReduceThread,
     pub cluster: Cluster,
     mesh: Mesh,
-    /// The devices of this process, as stated at start-up. They do not depend on the peers.
-    own_devices: Range<usize>,
+    /// The replicas of this process, as stated at start-up. They do not depend on the peers.
+    own_replicas: Range<usize>,
     /// Results of a step's collectives, read by all workers of this process.
     results: Buffer,
     /// Gradients summed over this process, then over all, in the order of the update plan.
@@ -65,7 +65,7 @@ struct Collective {
     /// Index of the instruction.
     instr: usize,
     input: ValueId,
-    /// Whether this is a mean over devices instead of a sum over workers.
+    /// Whether this is a mean over replicas instead of a sum over workers.
     mean: bool,
     len: usize,
     dtype: DType,
@@ -79,9 +79,9 @@ impl Collective {
         (self.len * self.dtype.bytes()).div_ceil(8)
     }
 
-    /// Words that a process with `devices` devices sends.
-    fn sent_words(&self, devices: usize) -> usize {
-        if self.mean { self.words() * devices } else { self.words() }
+    /// Words that a process with `replicas` replicas sends.
+    fn sent_words(&self, replicas: usize) -> usize {
+        if self.mean { self.words() * replicas } else { self.words() }
     }
 }
 
@@ -130,17 +130,17 @@ impl ProcessFlags for ProcessCollectives {
 }
 
 impl ProcessCollectives {
-    /// The collectives of the process that owns `own_devices` of the mesh.
+    /// The collectives of the process that owns `own_replicas` of the mesh.
     pub fn new(
         cluster: Cluster,
         mesh: Mesh,
-        own_devices: Range<usize>,
+        own_replicas: Range<usize>,
     ) -> std::io::Result<ProcessCollectives> {
         Ok(ProcessCollectives {
             reduce_thread: ReduceThread::start(cluster.peers.clone(), mesh.fixed)?,
             cluster,
             mesh,
-            own_devices,
+            own_replicas,
             results: Buffer::empty(),
             gradients: Buffer::empty(),
             gathered: [Buffer::empty(), Buffer::empty()],
@@ -163,7 +163,7 @@ impl ProcessCollectives {
     }
 
     pub fn shard(&self) -> LocalShard {
-        LocalShard { mesh: self.mesh, devices: self.own_devices.clone() }
+        LocalShard { mesh: self.mesh, replicas: self.own_replicas.clone() }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -183,21 +183,21 @@ impl ProcessCollectives {
         let (rank, size) = (self.cluster.peers.rank(), self.cluster.peers.size());
         let mut state = self.state();
         let State { outgoing, incoming, next_flags, .. } = &mut *state;
-        let words = |devices: usize| -> usize {
-            1 + fused.parts.iter().map(|p| p.sent_words(devices)).sum::<usize>()
+        let words = |replicas: usize| -> usize {
+            1 + fused.parts.iter().map(|p| p.sent_words(replicas)).sum::<usize>()
         };
         outgoing.clear();
-        outgoing.resize(words(self.cluster.devices[rank]), 0);
+        outgoing.resize(words(self.cluster.replicas[rank]), 0);
         outgoing[0] = std::mem::take(next_flags);
         let mut at = 1;
         for part in &fused.parts {
-            let sent = part.sent_words(self.cluster.devices[rank]);
+            let sent = part.sent_words(self.cluster.replicas[rank]);
             self.reduce_locally(ctx, part, &mut outgoing[at..at + sent]);
             at += sent;
         }
         incoming.resize_with(size, Vec::new);
-        for (message, devices) in incoming.iter_mut().zip(&self.cluster.devices) {
-            message.resize(words(*devices), 0);
+        for (message, replicas) in incoming.iter_mut().zip(&self.cluster.replicas) {
+            message.resize(words(*replicas), 0);
         }
         let out = vec![bytes(&outgoing[..]); size];
         let mut into: Vec<&mut [u8]> = incoming.iter_mut().map(|v| bytes_mut(v)).collect();
@@ -211,12 +211,12 @@ impl ProcessCollectives {
     /// Writes this process's contribution to a collective.
     fn reduce_locally(&self, ctx: &WorkerCtx<'_>, part: &Collective, to: &mut [u64]) {
         let (value, mesh) = (ctx.value(part.input), self.mesh);
-        let own = self.own_devices.clone();
+        let own = self.own_replicas.clone();
         // SAFETY: the sources are shared blocks, complete since the barrier before this.
         unsafe {
             if part.mean {
-                for (to, device) in to.chunks_exact_mut(part.words()).zip(own) {
-                    let from: *const f32 = ctx.address(value, device, 0).cast();
+                for (to, replica) in to.chunks_exact_mut(part.words()).zip(own) {
+                    let from: *const f32 = ctx.address(value, replica, 0).cast();
                     let from = std::slice::from_raw_parts(from, part.len);
                     floats_mut(to)[..part.len].copy_from_slice(from);
                 }
@@ -239,7 +239,7 @@ impl ProcessCollectives {
         let mut at = vec![1; messages.len()];
         for part in &fused.parts {
             let contribution = |rank: usize| {
-                let sent = part.sent_words(self.cluster.devices[rank]);
+                let sent = part.sent_words(self.cluster.replicas[rank]);
                 &messages[rank][at[rank]..at[rank] + sent]
             };
             let inputs: Vec<&[u64]> = (0..messages.len()).map(contribution).collect();
@@ -261,16 +261,16 @@ impl ProcessCollectives {
                     sum_slices(self.mesh.fixed, &inputs, &mut floats_mut(result)[..part.len]);
                 }
             }
-            for (at, devices) in at.iter_mut().zip(&self.cluster.devices) {
-                *at += part.sent_words(*devices);
+            for (at, replicas) in at.iter_mut().zip(&self.cluster.replicas) {
+                *at += part.sent_words(*replicas);
             }
         }
     }
 
-    /// The mean over all devices, weighted by their rows.
+    /// The mean over all replicas, weighted by their rows.
     fn mean(&self, ctx: &WorkerCtx<'_>, part: &Collective, inputs: &[&[u64]], out: &mut [f32]) {
-        let devices = inputs.iter().flat_map(|p| p.chunks_exact(part.words())).map(floats);
-        weighted_mean(self.mesh, ctx.run.batch.rows, devices, out);
+        let replicas = inputs.iter().flat_map(|p| p.chunks_exact(part.words())).map(floats);
+        weighted_mean(self.mesh, ctx.run.batch.rows, replicas, out);
     }
 
     /// The result of the collective at instruction `instr`, if processes reduced it.
@@ -401,7 +401,7 @@ impl ProcessCollectives {
     pub fn gather_rows(&self, rows: usize, width: usize, all: &mut [f32]) -> Result<(), PeerError> {
         let peers = &*self.cluster.peers;
         let range = |rank: usize| {
-            let rows = self.mesh.rows_of(rows, self.cluster.devices_of(rank));
+            let rows = self.mesh.rows_of(rows, self.cluster.replicas_of(rank));
             rows.start * width..rows.end * width
         };
         let own = all[range(peers.rank())].to_vec();
@@ -430,7 +430,7 @@ mod tests {
             Ok(())
         };
         let peers = Arc::new(TestGroup { rank: 0, exchange });
-        let cluster = Cluster { peers, devices: vec![1, 1] };
+        let cluster = Cluster { peers, replicas: vec![1, 1] };
         // Enough floats for two rounds of exchanges.
         let floats = if cfg!(miri) { 2 * ALLGATHER_MAX_FLOATS } else { 1 << 20 };
         let mut heap = Heap::default();

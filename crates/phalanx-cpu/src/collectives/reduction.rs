@@ -8,8 +8,8 @@ use phalanx_graph::Scope;
 use phalanx_graph::program::{GradientPlan, ShardLevel, UpdatePlan, split_range};
 use std::ops::Range;
 
-/// With at least this many devices, gradients are reduced by a reduce-scatter: each device sums its share of
-/// every part and reads the other shares from the other devices. If every device summed everything, the cost
+/// With at least this many replicas, gradients are reduced by a reduce-scatter: each replica sums its share of
+/// every part and reads the other shares from the other replicas. If every replica summed everything, the cost
 /// would grow with the square of their number.
 pub(crate) const MIN_REDUCE_SCATTER_DEVICES: usize = 3;
 
@@ -21,9 +21,9 @@ pub(super) fn reduces_early(ctx: &WorkerCtx<'_>) -> bool {
     ctx.run.mesh.sharding.level >= ShardLevel::Gradients
 }
 
-/// Whether the devices read gradients from the shares that each of them has summed.
+/// Whether the replicas read gradients from the shares that each of them has summed.
 pub(super) fn reads_shares(ctx: &WorkerCtx<'_>) -> bool {
-    !ctx.run.mesh.sharding.is_on() && ctx.run.mesh.devices >= MIN_REDUCE_SCATTER_DEVICES
+    !ctx.run.mesh.sharding.is_on() && ctx.run.mesh.replicas >= MIN_REDUCE_SCATTER_DEVICES
 }
 
 /// After instruction `at`: submits the buckets that it finished for the reduction over all processes.
@@ -139,7 +139,7 @@ pub(super) fn sums<'a>(
     own.into_iter().chain(runs).filter(|(elements, _)| !elements.is_empty())
 }
 
-/// Computes a sharded gradient from its operands, device by device, and adds up what the devices have.
+/// Computes a sharded gradient from its operands, replica by replica, and adds up what the replicas have.
 pub(super) fn sum_products(
     ctx: &WorkerCtx<'_>,
     (g, at): (&GradientPlan, usize),
@@ -149,9 +149,9 @@ pub(super) fn sum_products(
     let rows = ctx.program().params()[g.param.index()].len() / g.granule;
     let mine = split_range(0..rows, ctx.run.mesh.workers, ctx.worker);
     let mine = mine.start * g.granule..mine.end * g.granule;
-    for device in ctx.run.devices() {
+    for replica in ctx.run.replicas() {
         let chunks = chunks_of(g.param, mine.clone(), chunk_len(g));
-        for chunk in chunks.filter(|_| device == ctx.device) {
+        for chunk in chunks.filter(|_| replica == ctx.replica) {
             // SAFETY: no other slice of the scratch memory is alive.
             let tile = &mut unsafe { ctx.scratch() }[..chunk.len()];
             let rows = chunk.elements.start / g.granule..chunk.elements.end / g.granule;
@@ -159,25 +159,25 @@ pub(super) fn sum_products(
             let first = chunk.elements.start;
             for (elements, to) in sums(ctx, (g, at), chunk.elements, collectives) {
                 let tile = &tile[elements.start - first..elements.end - first];
-                // SAFETY: while it is this device's turn, only this worker accesses these elements.
+                // SAFETY: while it is this replica's turn, only this worker accesses these elements.
                 let out = unsafe { std::slice::from_raw_parts_mut(to, tile.len()) };
-                match device == ctx.run.first_device {
+                match replica == ctx.run.first_replica {
                     true => out.copy_from_slice(tile),
                     false => out.iter_mut().zip(tile).for_each(|(sum, v)| *sum += v),
                 }
             }
         }
-        if ctx.run.devices().len() > 1 {
+        if ctx.run.replicas().len() > 1 {
             ctx.barrier(Scope::All);
         }
     }
 }
 
-/// Sums this device's share of the worker's part into memory that all devices read.
+/// Sums this replica's share of the worker's part into memory that all replicas read.
 pub(super) fn reduce_scatter(ctx: &WorkerCtx<'_>, g: &GradientPlan) {
-    let mine = split_range(worker_part(ctx, g), ctx.run.mesh.devices, ctx.device);
+    let mine = split_range(worker_part(ctx, g), ctx.run.mesh.replicas, ctx.replica);
     for chunk in chunks_of(g.param, mine, CHUNK) {
-        // SAFETY: only this worker writes this part of its device's buffer.
+        // SAFETY: only this worker writes this part of its replica's buffer.
         let out = unsafe {
             let at = ctx.device_memory().scattered.f32().add(chunk.at(&ctx.run.memory.layout));
             std::slice::from_raw_parts_mut(at, chunk.len())
@@ -186,7 +186,7 @@ pub(super) fn reduce_scatter(ctx: &WorkerCtx<'_>, g: &GradientPlan) {
     }
 }
 
-/// `tile = Σ partial gradients`, over devices and workers in index order.
+/// `tile = Σ partial gradients`, over replicas and workers in index order.
 pub(super) fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Chunk, tile: &mut [f32]) {
     let mesh = ctx.run.mesh;
     // A penalty alone has no partial sums.
@@ -194,12 +194,12 @@ pub(super) fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Chunk,
     if reduced_early && g.value.is_none() {
         return tile.fill(0.0);
     }
-    let of_device = |device: usize| {
-        let sharded = g.sharded.then(|| ctx.run.device_memory(device, ctx.part).sharded.f32());
+    let of_replica = |replica: usize| {
+        let sharded = g.sharded.then(|| ctx.run.device_memory(replica, ctx.part).sharded.f32());
         let workers = if g.sharded { 0 } else { mesh.workers };
         let partial = move |worker| match g.value {
-            Some(value) => ctx.address(ctx.value(value), device, worker).cast(),
-            None => ctx.memory_of_worker(device, worker).gradients.f32(),
+            Some(value) => ctx.address(ctx.value(value), replica, worker).cast(),
+            None => ctx.memory_of_worker(replica, worker).gradients.f32(),
         };
         sharded.into_iter().chain((0..workers).map(partial))
     };
@@ -210,22 +210,22 @@ pub(super) fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Chunk,
     // SAFETY: the sources are complete since the barrier before the update, and each holds the whole
     // flat layout.
     unsafe {
-        let sources = ctx.run.devices().flat_map(of_device).map(|s| s.add(at));
+        let sources = ctx.run.replicas().flat_map(of_replica).map(|s| s.add(at));
         sum_sources(mesh, sources, tile);
     }
 }
 
-/// Copies a chunk of a gradient from the shares that the devices summed in [`reduce_scatter`].
+/// Copies a chunk of a gradient from the shares that the replicas summed in [`reduce_scatter`].
 pub(super) fn gather_shares(
     ctx: &WorkerCtx<'_>,
     g: &GradientPlan,
     chunk: &Chunk,
     tile: &mut [f32],
 ) {
-    let (devices, wanted) = (ctx.run.mesh.devices, &chunk.elements);
-    for device in ctx.run.devices() {
-        let owner = ctx.run.device_memory(device, ctx.part);
-        let part = split_range(worker_part(ctx, g), devices, device);
+    let (replicas, wanted) = (ctx.run.mesh.replicas, &chunk.elements);
+    for replica in ctx.run.replicas() {
+        let owner = ctx.run.device_memory(replica, ctx.part);
+        let part = split_range(worker_part(ctx, g), replicas, replica);
         let (from, to) = (part.start.max(wanted.start), part.end.min(wanted.end));
         if from < to {
             let at = ctx.run.memory.layout.at(g.param, from);

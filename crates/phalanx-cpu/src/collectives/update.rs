@@ -38,7 +38,7 @@ pub(crate) fn clips_norms(plan: &UpdatePlan) -> bool {
 pub(crate) fn update(ctx: &WorkerCtx<'_>) {
     let program = ctx.program();
     let Some(plan) = program.update() else { return };
-    if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sharded && g.operands.is_none())
+    if ctx.run.mesh.replicas > 1 && plan.gradients.iter().any(|g| g.sharded && g.operands.is_none())
     {
         // Shards of other devices must be complete before they are read.
         ctx.barrier(Scope::All);
@@ -139,11 +139,13 @@ fn all_finite(ctx: &WorkerCtx<'_>, finite: bool) -> bool {
     // SAFETY: only this worker writes its flag; the others read it after the barrier.
     unsafe { *ctx.memory().finite.ptr().cast::<f64>() = f64::from(u8::from(finite)) };
     // A replica of several devices has parts of the gradients on each.
-    let divided = ctx.run.mesh.sharding.is_on() || ctx.run.mesh.model > 1;
+    let divided = ctx.run.mesh.sharding.is_on() || ctx.run.mesh.devices_per_replica > 1;
     ctx.barrier(if divided { Scope::All } else { Scope::Device });
     let (first, workers) = match divided {
         true => (0, ctx.run.memory.workers.len()),
-        false => ((ctx.device - ctx.run.first_device) * ctx.run.mesh.workers, ctx.run.mesh.workers),
+        false => {
+            ((ctx.replica - ctx.run.first_replica) * ctx.run.mesh.workers, ctx.run.mesh.workers)
+        }
     };
     let sharing = &ctx.run.memory.workers[first..first + workers];
     // SAFETY: written before the barrier.

@@ -32,7 +32,7 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let part = (*start, *len);
             layout::slice(rows, dims(x[0]), *axis, part, ctx.src(x[0]), ctx.dst(y));
         },
-        Op::Parts(PartsOp::Take { axis, parts }) => {
+        Op::Parts(PartsOp::Slice { axis, parts }) => {
             let len = dims(x[0])[*axis] / parts;
             // SAFETY: see above.
             unsafe {

@@ -146,7 +146,7 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
         | Op::UpsampleGrad { .. }
         | Op::AffineSample(..)
         | Op::AffineSampleGrad(..)
-        | Op::Parts(PartsOp::Take { .. }) => layout::compute(ctx, op, x, y),
+        | Op::Parts(PartsOp::Slice { .. }) => layout::compute(ctx, op, x, y),
         Op::Dot(..) | Op::DotGradInput | Op::DotGradKernel | Op::MatMul(..) => {
             dense::compute(ctx, op, x, y)
         }

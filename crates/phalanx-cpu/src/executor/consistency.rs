@@ -15,12 +15,13 @@ impl CpuExecutor {
             let (a, b) = unsafe { (&a.as_floats()[r.clone()], &b.as_floats()[r.clone()]) };
             a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
         };
-        let model = self.mesh.model;
+        let model = self.mesh.devices_per_replica;
         for (i, spec) in self.params.iter().enumerate() {
             let range = self.memory.weights.positions(ParamId(i as u32));
             for (n, d) in self.memory.states.iter().enumerate().skip(1) {
-                // Devices with other parts of a replica hold other parts of what is cut.
-                let first = &self.memory.states[if spec.cut.is_some() { n % model } else { 0 }];
+                // Devices with other parts of a replica hold other parts of what is partitioned.
+                let first =
+                    &self.memory.states[if spec.partition_axis.is_some() { n % model } else { 0 }];
                 let mut slots = first.slots.iter().zip(&d.slots);
                 let mirrored = same(&first.params, &d.params, &range)
                     && slots.all(|(a, b)| same(a, b, &range));

@@ -133,7 +133,8 @@ pub(crate) struct ExecutorMemory {
     pub devices: Vec<DeviceMemory>,
     /// One copy of the training state for each device, or one for each part of a replica.
     pub states: Vec<StateMemory>,
-    /// The workers of the first device, then those of the second, and so on; the devices of a replica follow each other.
+    /// The workers of the first device, then those of the second, and so on; the devices of a replica follow each
+    /// other.
     pub workers: Vec<WorkerMemory>,
 }
 
@@ -147,7 +148,7 @@ impl ExecutorMemory {
         team: &Arc<Team>,
     ) -> Result<ExecutorMemory, ExecError> {
         let (sharding, workers) = (mesh.sharding, mesh.workers);
-        let params = &parts_of(params, mesh.model);
+        let params = &parts_of(params, mesh.devices_per_replica);
         let too_large =
             || ExecError::Memory { wanted: usize::MAX, purpose: "weights".into(), available: None };
         let layout = FlatLayout::new(params).ok_or_else(too_large)?;
@@ -162,8 +163,8 @@ impl ExecutorMemory {
         let first_blocks = first_blocks.collect();
         let mut heap = Heap::default();
         let state = |_| heap.buffer(weights.len * 4, "weights").map(StateMemory::new);
-        let devices = own * mesh.model;
-        let copies = if sharding.is_on() { mesh.model } else { devices };
+        let devices = own * mesh.devices_per_replica;
+        let copies = if sharding.is_on() { mesh.devices_per_replica } else { devices };
         let states = (0..copies).map(state).collect::<Result<_, _>>()?;
         let device = |_| DeviceMemory::new(Barrier::new(workers, team.clone()));
         Ok(ExecutorMemory {
@@ -259,7 +260,7 @@ impl ExecutorMemory {
 pub(crate) fn parts_of(params: &[ParamSpec], parts: usize) -> Vec<ParamSpec> {
     let part = |spec: &ParamSpec| {
         let mut spec = spec.clone();
-        if let Some(dim) = spec.cut.and_then(|axis| spec.dims.get_mut(axis)) {
+        if let Some(dim) = spec.partition_axis.and_then(|axis| spec.dims.get_mut(axis)) {
             *dim /= parts;
         }
         spec

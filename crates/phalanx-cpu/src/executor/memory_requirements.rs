@@ -106,7 +106,7 @@ impl MemoryRequirements {
             plan.is_some_and(|p| p.gradients.iter().any(|g| g.sharded && g.operands.is_none()));
         // Otherwise partial gradients are in the arena until their bucket is reduced.
         let whole_gradients = mesh.sharding.level < ShardLevel::Gradients;
-        let scatters = !mesh.sharding.is_on() && mesh.devices >= MIN_REDUCE_SCATTER_DEVICES;
+        let scatters = !mesh.sharding.is_on() && mesh.replicas >= MIN_REDUCE_SCATTER_DEVICES;
         MemoryRequirements {
             worker: WorkerBytes {
                 arena: program.memory().arena,
@@ -150,7 +150,7 @@ pub fn memory_plan(program: &Program, accumulates: bool) -> MemoryPlan {
     let memory = MemoryRequirements::of(program, &tapes, update.as_ref());
     let (worker, device) = (memory.worker, memory.device);
     let (mesh, workers) = (program.options().mesh, program.options().mesh.workers);
-    let rows = mesh.max_device_rows(program.options().max_batch);
+    let rows = mesh.max_replica_rows(program.options().max_batch);
     let input = |ty: &Type| ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 };
     let gradients = worker.gradients * workers + device.sharded + device.scattered;
     let sharding = mesh.sharding;

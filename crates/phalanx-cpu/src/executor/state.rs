@@ -26,10 +26,10 @@ impl CpuExecutor {
     /// of them must call this.
     pub(super) fn read_state(&self, id: StateId) -> Result<Option<Vec<f32>>, ExecError> {
         let spec = &self.params[param_of(id).index()];
-        let Some(axis) = spec.cut.filter(|_| self.mesh.model > 1) else {
+        let Some(axis) = spec.partition_axis.filter(|_| self.mesh.devices_per_replica > 1) else {
             return self.read_part(id, 0);
         };
-        let parts = (0..self.mesh.model).map(|part| self.read_part(id, part));
+        let parts = (0..self.mesh.devices_per_replica).map(|part| self.read_part(id, part));
         let parts: Option<Vec<Vec<f32>>> = parts.collect::<Result<_, _>>()?;
         Ok(parts.map(|parts| join(&parts, &spec.dims, axis)))
     }
@@ -86,7 +86,7 @@ impl CpuExecutor {
         }
         let layout = self.layout_of(id);
         let (held, positions) = (layout.held[param.index()].clone(), layout.positions(param));
-        let (spec, model) = (&self.params[param.index()], self.mesh.model);
+        let (spec, model) = (&self.params[param.index()], self.mesh.devices_per_replica);
         for (index, state) in self.memory.states.iter_mut().enumerate() {
             let StateMemory { params, slots, accumulated, .. } = state;
             let buffer = match id {
@@ -95,7 +95,7 @@ impl CpuExecutor {
                 StateId::Accumulated(_) => accumulated,
             };
             let to = &mut buffer.as_floats_mut()[positions.clone()];
-            match spec.cut.filter(|_| model > 1) {
+            match spec.partition_axis.filter(|_| model > 1) {
                 Some(axis) => {
                     let part = part_of(values, &spec.dims, axis, (index % model, model));
                     to.copy_from_slice(&part[held.clone()]);

@@ -13,12 +13,12 @@ use phalanx_graph::program::{Location, Split, Value, ValueId};
 impl<'a> WorkerCtx<'a> {
     /// The memory of this worker's device.
     pub fn device_memory(&self) -> &'a DeviceMemory {
-        self.run.device_memory(self.device, self.part)
+        self.run.device_memory(self.replica, self.part)
     }
 
     /// The copy of the training state that this worker uses.
     pub fn state(&self) -> &'a StateMemory {
-        self.run.state(self.device, self.part)
+        self.run.state(self.replica, self.part)
     }
 
     /// The memory of worker `worker` of the device with this worker's part of a replica.
@@ -28,7 +28,7 @@ impl<'a> WorkerCtx<'a> {
 
     /// The memory of this worker.
     pub fn memory(&self) -> &'a WorkerMemory {
-        self.memory_of_worker(self.device, self.worker)
+        self.memory_of_worker(self.replica, self.worker)
     }
 
     /// The worker whose memory holds this worker's values: the first of the device under `Split::Spatial`.
@@ -49,18 +49,18 @@ impl<'a> WorkerCtx<'a> {
     }
 
     /// The first byte of a value in the memory of worker `worker` of the device with this worker's part of replica
-    /// `device`. The verifier ensures that every value lies inside its buffer, except that an empty value may lie anywhere.
-    pub fn address(&self, v: &Value, device: usize, worker: usize) -> *mut u8 {
-        self.address_of(v, (device, self.part), worker)
+    /// `replica`. The verifier ensures that every value lies inside its buffer, except that an empty value may lie anywhere.
+    pub fn address(&self, v: &Value, replica: usize, worker: usize) -> *mut u8 {
+        self.address_of(v, (replica, self.part), worker)
     }
 
     /// The first byte of a value in the memory of worker `worker` of a replica's device.
-    pub fn address_of(&self, v: &Value, (device, part): (usize, usize), worker: usize) -> *mut u8 {
-        let owner = self.run.worker_memory(device, part, worker);
+    pub fn address_of(&self, v: &Value, (replica, part): (usize, usize), worker: usize) -> *mut u8 {
+        let owner = self.run.worker_memory(replica, part, worker);
         let skip = v.offset * v.ty.dtype.bytes();
         match v.location {
             Location::Feed(id) => {
-                let rows = self.run.rows(device, worker);
+                let rows = self.run.rows(replica, worker);
                 let start = if v.ty.is_rows() { rows.start - self.run.first_row } else { 0 };
                 // A view has the row stride of its feed.
                 let row = self.program().feeds()[id.index()].ty.len() * v.ty.dtype.bytes();
@@ -72,7 +72,7 @@ impl<'a> WorkerCtx<'a> {
             }
             Location::Param(id) => {
                 let offset = self.run.memory.weights.offsets[id.index()];
-                self.run.state(device, part).params.ptr().wrapping_add(offset * 4 + skip)
+                self.run.state(replica, part).params.ptr().wrapping_add(offset * 4 + skip)
             }
             Location::Gathered { group, offset } => {
                 let buffers = self.run.collectives.map(|c| c.gathered[group % 2].ptr());
@@ -84,9 +84,9 @@ impl<'a> WorkerCtx<'a> {
             Location::Device(offset) => {
                 // Bytes per row of the value's buffer, gaps included.
                 let row = v.ty.len() / v.ty.last().max(1) * v.ld * v.ty.dtype.bytes();
-                let first = self.run.rows(device, 0).start;
-                let before = self.run.rows(device, worker).start - first;
-                let memory = self.run.device_memory(device, part);
+                let first = self.run.rows(replica, 0).start;
+                let before = self.run.rows(replica, worker).start - first;
+                let memory = self.run.device_memory(replica, part);
                 memory.rows.ptr().wrapping_add(offset + before * row + skip)
             }
             Location::Gradient(id) => {
@@ -98,7 +98,7 @@ impl<'a> WorkerCtx<'a> {
 
     /// The first float of a value.
     pub fn f32(&self, id: ValueId) -> *mut f32 {
-        self.address(self.value(id), self.device, self.memory_owner()).cast()
+        self.address(self.value(id), self.replica, self.memory_owner()).cast()
     }
 
     /// The first integer of a value.

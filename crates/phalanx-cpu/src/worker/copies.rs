@@ -44,7 +44,7 @@ pub(super) fn fetch(ctx: &WorkerCtx<'_>, index: usize, value: ValueId) {
         return;
     }
     let start = if v.ty.is_rows() { ctx.rows.start * v.ty.len() } else { 0 };
-    let from = ctx.address(v, ctx.device, ctx.worker);
+    let from = ctx.address(v, ctx.replica, ctx.worker);
     // SAFETY: `start` sized the vector for all rows, and workers write disjoint rows. The value is
     // complete and has elements of its type.
     unsafe {

@@ -30,8 +30,8 @@ pub(crate) struct Run<'a> {
     pub loaded: &'a LoadedProgram,
     pub batch: &'a Batch<'a>,
     pub mesh: Mesh,
-    /// The first device of this process, by its index in the mesh.
-    pub first_device: usize,
+    /// The first replica of this process, by its index in the mesh.
+    pub first_replica: usize,
     /// The first row of this process in the global batch.
     pub first_row: usize,
     pub isa: Isa,
@@ -57,32 +57,32 @@ pub(crate) struct Outcome {
 pub(crate) struct WorkerCtx<'a> {
     pub run: &'a Run<'a>,
     /// Its replica, by its index in the mesh.
-    pub device: usize,
+    pub replica: usize,
     /// Its device among those of the replica.
     pub part: usize,
     pub worker: usize,
-    /// Its rows of the global batch; all rows of the device under `Split::Spatial`.
+    /// Its rows of the global batch; all rows of the replica under `Split::Spatial`.
     pub rows: Range<usize>,
 }
 
 impl Run<'_> {
     /// The rows of the global batch that a worker processes.
-    pub fn rows(&self, device: usize, worker: usize) -> Range<usize> {
+    pub fn rows(&self, replica: usize, worker: usize) -> Range<usize> {
         match self.loaded.program.split() {
-            Split::Rows => self.mesh.rows(self.batch.rows, device, worker),
-            Split::Spatial => self.mesh.device_rows(self.batch.rows, device),
+            Split::Rows => self.mesh.rows(self.batch.rows, replica, worker),
+            Split::Spatial => self.mesh.replica_rows(self.batch.rows, replica),
         }
     }
 
-    /// The devices of this process, by their indices in the mesh.
-    pub fn devices(&self) -> Range<usize> {
-        let count = self.memory.devices.len() / self.mesh.model;
-        self.first_device..self.first_device + count
+    /// The replicas of this process, by their indices in the mesh.
+    pub fn replicas(&self) -> Range<usize> {
+        let count = self.memory.devices.len() / self.mesh.devices_per_replica;
+        self.first_replica..self.first_replica + count
     }
 
     /// The index of a device of this process: that of a replica with part `part` of it.
     fn device_index(&self, replica: usize, part: usize) -> usize {
-        (replica - self.first_device) * self.mesh.model + part
+        (replica - self.first_replica) * self.mesh.devices_per_replica + part
     }
 
     /// The memory of the device with part `part` of a replica.
@@ -119,11 +119,12 @@ impl Run<'_> {
 
 /// Runs the program on worker `index` of this process.
 pub(crate) fn run(run: &Run<'_>, index: usize) {
-    let Mesh { workers, model, .. } = run.mesh;
-    let (device, part) = (run.first_device + index / workers / model, index / workers % model);
-    let worker = index % workers;
-    let rows = run.rows(device, worker);
-    let ctx = WorkerCtx { run, device, part, worker, rows };
+    let Mesh { workers, devices_per_replica, .. } = run.mesh;
+    let (device, worker) = (index / workers, index % workers);
+    let replica = run.first_replica + device / devices_per_replica;
+    let part = device % devices_per_replica;
+    let rows = run.rows(replica, worker);
+    let ctx = WorkerCtx { run, replica, part, worker, rows };
     let _guard = FlushToZeroGuard::new();
     let begin = Instant::now();
     let mut update_begin = None;
@@ -174,14 +175,14 @@ impl<'a> WorkerCtx<'a> {
 
     /// Whether this is the first worker of the process.
     pub fn is_leader(&self) -> bool {
-        self.device == self.run.first_device && self.part == 0 && self.worker == 0
+        self.replica == self.run.first_replica && self.part == 0 && self.worker == 0
     }
 
     /// This worker's index among those of the process that have the same part of a replica, and their number.
     pub fn process_worker(&self) -> (usize, usize) {
-        let Mesh { workers, model, .. } = self.run.mesh;
-        let device = self.device - self.run.first_device;
-        (device * workers + self.worker, self.run.memory.workers.len() / model)
+        let Mesh { workers, devices_per_replica, .. } = self.run.mesh;
+        let replica = self.replica - self.run.first_replica;
+        (replica * workers + self.worker, self.run.memory.workers.len() / devices_per_replica)
     }
 
     /// This worker's index among those that share its copy of the training state, and their number.
@@ -222,7 +223,7 @@ impl<'a> WorkerCtx<'a> {
     /// Number of rows in a scope.
     pub fn scope_rows(&self, scope: Scope) -> usize {
         match scope {
-            Scope::Device => self.run.mesh.device_rows(self.run.batch.rows, self.device).len(),
+            Scope::Device => self.run.mesh.replica_rows(self.run.batch.rows, self.replica).len(),
             Scope::All => self.run.batch.rows,
         }
     }

@@ -17,7 +17,7 @@ fn my_kernel_rows(ctx: &WorkerCtx<'_>, k: usize) -> Range<usize> {
 /// Number of pixels (vectors along the last axis) of a value on all workers of the device.
 fn device_pixels(ctx: &WorkerCtx<'_>, id: ValueId) -> usize {
     let ty = &ctx.value(id).ty;
-    let rows = ctx.run.mesh.device_rows(ctx.run.batch.rows, ctx.device).len();
+    let rows = ctx.run.mesh.replica_rows(ctx.run.batch.rows, ctx.replica).len();
     rows * ty.len() / ty.last().max(1)
 }
 
@@ -31,7 +31,7 @@ unsafe fn device_matrix<'a>(ctx: &WorkerCtx<'a>, id: ValueId) -> MatrixRef<'a> {
         0 => 0,
         n => (n - 1) * v.ld + v.ty.last(),
     };
-    let first = ctx.address(v, ctx.device, 0).cast();
+    let first = ctx.address(v, ctx.replica, 0).cast();
     // SAFETY: feeds and the device's block hold all rows of the device contiguously, in worker order. The
     // rest is the caller's contract.
     let data = unsafe { std::slice::from_raw_parts(first, len) };
@@ -82,12 +82,12 @@ pub(super) fn reduce_scatter(
     relu: bool,
     y: ValueId,
 ) {
-    let before = ctx.rows.start - ctx.run.rows(ctx.device, 0).start;
+    let before = ctx.rows.start - ctx.run.rows(ctx.replica, 0).start;
     let skip = before * ctx.value(part).ty.len();
     let mut parts = [std::ptr::null(); MAX_WORKERS_PER_DEVICE];
     let workers = ctx.run.mesh.workers;
     for (worker, part_of) in parts[..workers].iter_mut().enumerate() {
-        let at = ctx.address(ctx.value(part), ctx.device, worker).cast::<f32>();
+        let at = ctx.address(ctx.value(part), ctx.replica, worker).cast::<f32>();
         *part_of = at.wrapping_add(skip).cast_const();
     }
     // SAFETY: the parts are complete since the barrier before this and hold the rows of all workers.
@@ -103,7 +103,7 @@ pub(super) fn reduce_scatter(
 fn grad_input(ctx: &WorkerCtx<'_>, dy: ValueId, kernel: ValueId, dx: ValueId) {
     let (w, mine) = kernel_rows(ctx, kernel);
     let m = device_pixels(ctx, dy);
-    let out = ctx.address(ctx.value(dx), ctx.device, 0).cast::<f32>();
+    let out = ctx.address(ctx.value(dx), ctx.replica, 0).cast::<f32>();
     // SAFETY: the output's gradient is complete since the barrier before this, and not written again in
     // this step. The device's block holds all rows of the result, and only this worker writes these
     // columns. Nothing else uses the scratch memory during this instruction.

@@ -286,8 +286,8 @@ op_table! {
     Op::RecurrentGrad(..) => "recurrent_grad", Refused;
     Op::AllReduce { .. } => "all_reduce", Smooth;
     Op::ReplicaMean => "replica_mean", Refused;
-    Op::Model(_) => "model_part", Refused;
-    Op::Parts(_) => "take_part", Refused;
+    Op::Model(_) => "model_slice", Refused;
+    Op::Parts(_) => "slice_part", Refused;
 }
 
 fn all_cases() -> Vec<Case> {
@@ -341,8 +341,8 @@ fn other_ops() -> Graph {
     let sums = b.push(Op::SumRows, &[x]);
     let mean = b.push(Op::AllReduce { scope: Scope::Device }, &[sums]);
     b.push(Op::ReplicaMean, &[mean]);
-    b.push(Op::Model(ModelOp::Part { axis: 0 }), &[x]);
-    b.push(Op::Parts(PartsOp::Take { axis: 0, parts: 2 }), &[x]);
+    b.push(Op::Model(ModelOp::Slice { axis: 0 }), &[x]);
+    b.push(Op::Parts(PartsOp::Slice { axis: 0, parts: 2 }), &[x]);
     let instrs = vec![Instr::Input(0), Instr::Unary(Unary::Tanh, 0)];
     b.push(Op::Fused(Tape { inputs: vec![Access::Full], instrs, outputs: vec![1] }), &[x]);
     b.g

@@ -1,5 +1,5 @@
 //! Replicas of several devices that divide the work: the results of the f64 simulation of whole values, whichever
-//! parameters are cut.
+//! parameters are partitioned.
 
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_exec::Executor;
@@ -19,22 +19,23 @@ impl Lab for Divided {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let Mesh { devices, workers, model, .. } = mesh;
+        let Mesh { replicas, workers, devices_per_replica, .. } = mesh;
         let shard = mesh.sharding.level;
-        let options = CpuOptions { devices, workers, model, shard, ..CpuOptions::default() };
+        let options =
+            CpuOptions { replicas, workers, devices_per_replica, shard, ..CpuOptions::default() };
         Box::new(CpuExecutor::new(options, params).expect("starts"))
     }
 }
 
 fn lab() -> Divided {
-    Divided(MESHES.map(|[d, m, w]| Mesh::new(d, w).with_model(m)).to_vec())
+    Divided(MESHES.map(|[d, m, w]| Mesh::new(d, w).with_devices_per_replica(m)).to_vec())
 }
 
-/// The step with these parameters cut along these axes.
-fn cut(mut step: Step, cuts: &[(&str, usize)]) -> Step {
-    for (name, axis) in cuts {
+/// The step with these parameters partitioned along these axes.
+fn partitioned(mut step: Step, axes: &[(&str, usize)]) -> Step {
+    for (name, axis) in axes {
         let at = step.graph.params().iter().position(|p| p.name == *name);
-        step.graph.cut(ParamId(at.unwrap_or_else(|| panic!("{name}")) as u32), *axis);
+        step.graph.partition(ParamId(at.unwrap_or_else(|| panic!("{name}")) as u32), *axis);
     }
     step
 }
@@ -62,7 +63,7 @@ const TRANSFORMER: [(&str, usize); 12] = [
 #[test]
 fn a_transformer_divided_as_a_whole() {
     for clip in [None, Some(Clip::GlobalNorm(0.1)), Some(Clip::Norm(0.02))] {
-        check(&cut(transformer(adam(clip), (1e-3, 1e-2)), &TRANSFORMER));
+        check(&partitioned(transformer(adam(clip), (1e-3, 1e-2)), &TRANSFORMER));
     }
 }
 
@@ -72,7 +73,7 @@ fn every_axis_of_every_parameter_alone() {
         for param in step.graph.params().to_vec() {
             let divisible = (0..param.dims.len()).filter(|a| param.dims[*a].is_multiple_of(4));
             for axis in divisible.collect::<Vec<_>>() {
-                check(&cut(step.clone(), &[(&param.name, axis)]));
+                check(&partitioned(step.clone(), &[(&param.name, axis)]));
             }
         }
     }
@@ -80,7 +81,7 @@ fn every_axis_of_every_parameter_alone() {
 
 #[test]
 fn convolutions_by_filters_and_by_channels() {
-    let cuts = [
+    let axes = [
         ("first/kernel", 3),
         ("norm/gamma", 0),
         ("second/kernel", 2),
@@ -88,7 +89,7 @@ fn convolutions_by_filters_and_by_channels() {
         ("logits/kernel", 0),
     ];
     for scope in [Scope::All, Scope::Device] {
-        let step = cut(even_cnn(scope, adam(Some(Clip::GlobalNorm(0.1)))), &cuts);
+        let step = partitioned(even_cnn(scope, adam(Some(Clip::GlobalNorm(0.1)))), &axes);
         train::check_batches(&lab(), &step, scope, 7, &[7, 4]);
     }
 }
@@ -96,5 +97,8 @@ fn convolutions_by_filters_and_by_channels() {
 #[test]
 fn a_scaled_loss() {
     let step = scaled_mlp(&[8, 12, 16, 8], adam(Some(Clip::Norm(0.05))), (1e-3, 1e-2), 2);
-    check(&cut(step, &[("dense_0/kernel", 1), ("dense_1/kernel", 0), ("dense_2/kernel", 1)]));
+    check(&partitioned(
+        step,
+        &[("dense_0/kernel", 1), ("dense_1/kernel", 0), ("dense_2/kernel", 1)],
+    ));
 }

@@ -13,12 +13,12 @@ use phalanx_testing::simulate::{Numbers, SEED};
 
 struct Several;
 
-/// An executor over several processes; `devices` is the number of devices of each.
-pub fn start(devices: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-    let executors = clusters(devices).into_iter().zip(devices).map(|(cluster, devices)| {
+/// An executor over several processes; `replicas` is the number of replicas of each.
+pub fn start(replicas: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+    let executors = clusters(replicas).into_iter().zip(replicas).map(|(cluster, replicas)| {
         let (fixed, shard) = (mesh.fixed, mesh.sharding.level);
         let options = CpuOptions {
-            devices: *devices,
+            replicas: *replicas,
             workers: mesh.workers,
             fixed,
             shard,
@@ -36,14 +36,14 @@ impl Lab for Several {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let devices: &[usize] = match mesh.devices {
+        let replicas: &[usize] = match mesh.replicas {
             1 => &[1],
             2 => &[1, 1],
             3 => &[2, 1],
             4 => &[2, 2],
             _ => &[1, 3, 1],
         };
-        start(devices, mesh, params)
+        start(replicas, mesh, params)
     }
 
     fn random_graphs(&self) -> u32 {
@@ -84,18 +84,18 @@ fn train(mut e: Box<dyn Executor>, step: &Step, mesh: Mesh) -> Vec<Vec<u32>> {
 fn a_fixed_mesh_gives_the_bits_of_one_process() {
     let dense = mlp(&[37, 29, 33, 5], momentum(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2));
     for step in [dense, cnn(Scope::All, true, momentum(None), (0.0, 0.0))] {
-        let alone = |devices: usize| {
-            let mesh = Mesh::fixed(devices).expect("divides");
-            let options = CpuOptions { devices, workers: 0, fixed: true, ..Default::default() };
+        let alone = |replicas: usize| {
+            let mesh = Mesh::fixed(replicas).expect("divides");
+            let options = CpuOptions { replicas, workers: 0, fixed: true, ..Default::default() };
             let e = CpuExecutor::new(options, step.graph.params()).expect("starts");
             train(Box::new(e), &step, mesh)
         };
         let one = alone(1);
         assert_eq!(one, alone(2));
-        for devices in [&[1, 1][..], &[2, 2], &[1; 4], &[2; 4], &[1; 8]] {
-            let mesh = Mesh::fixed(devices.iter().sum()).expect("divides");
-            let several = train(start(devices, mesh, step.graph.params()), &step, mesh);
-            assert!(one == several, "{devices:?} give different bits");
+        for replicas in [&[1, 1][..], &[2, 2], &[1; 4], &[2; 4], &[1; 8]] {
+            let mesh = Mesh::fixed(replicas.iter().sum()).expect("divides");
+            let several = train(start(replicas, mesh, step.graph.params()), &step, mesh);
+            assert!(one == several, "{replicas:?} give different bits");
         }
     }
 }

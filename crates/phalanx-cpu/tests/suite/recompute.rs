@@ -18,7 +18,7 @@ fn compile(step: &Step, mesh: Mesh, segments: usize) -> Arc<Program> {
 
 fn bits(step: &Step, mesh: Mesh, segments: usize) -> Vec<Vec<u32>> {
     let options =
-        CpuOptions { devices: mesh.devices, workers: mesh.workers, ..CpuOptions::default() };
+        CpuOptions { replicas: mesh.replicas, workers: mesh.workers, ..CpuOptions::default() };
     let executor = CpuExecutor::new(options, step.graph.params()).expect("starts");
     bits_of(Box::new(executor) as Box<dyn Executor>, step, compile(step, mesh, segments))
 }

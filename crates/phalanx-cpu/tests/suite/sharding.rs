@@ -21,7 +21,7 @@ use std::time::Duration;
 
 const LEVELS: [ShardLevel; 3] = [ShardLevel::Optimizer, ShardLevel::Gradients, ShardLevel::Weights];
 
-/// The devices of each process.
+/// The replicas of each process.
 const PROCESSES: [&[usize]; 7] = [&[1], &[2], &[3], &[1, 1], &[2, 1], &[1, 1, 1], &[2, 2]];
 
 /// The mesh of these processes, with a state that is sharded up to a level.
@@ -32,11 +32,11 @@ fn mesh(processes: &[usize], workers: usize, level: ShardLevel) -> Mesh {
 
 fn executor(processes: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
     match processes {
-        [devices] => {
+        [replicas] => {
             let (fixed, shard) = (mesh.fixed, mesh.sharding.level);
             let workers = mesh.workers;
             let options =
-                CpuOptions { devices: *devices, workers, fixed, shard, ..Default::default() };
+                CpuOptions { replicas: *replicas, workers, fixed, shard, ..Default::default() };
             Box::new(CpuExecutor::new(options, params).expect("starts"))
         }
         several => start(several, mesh, params),
@@ -110,9 +110,9 @@ fn every_level_has_the_bits_of_mirrored_training() {
 fn deterministic_training_has_the_bits_of_one_device() {
     for step in &steps()[..4] {
         let bits = |processes: &[usize], level| {
-            let devices = processes.iter().sum();
+            let replicas = processes.iter().sum();
             let sharding = Sharding::new(level, processes.len());
-            let mesh = Mesh::fixed(devices).expect("divides").sharded(sharding);
+            let mesh = Mesh::fixed(replicas).expect("divides").sharded(sharding);
             train::bits(executor(processes, mesh, step.graph.params()), step)
         };
         let one = bits(&[1], ShardLevel::None);
@@ -180,7 +180,7 @@ fn sent_in_a_step(step: &Step, size: usize, level: ShardLevel) -> (usize, Vec<Tr
     let mesh = mesh(&vec![1; size], 1, level);
     let executors = clusters(&vec![1; size]).into_iter().map(|cluster| {
         let peers = Arc::new(Counting { inner: cluster.peers.clone(), sent: sent.clone() });
-        let options = CpuOptions { devices: 1, workers: 1, shard: level, ..Default::default() };
+        let options = CpuOptions { replicas: 1, workers: 1, shard: level, ..Default::default() };
         let cluster = Cluster { peers, ..cluster };
         let e = CpuExecutor::with_cluster(options, step.graph.params(), Some(cluster));
         Box::new(e.expect("starts")) as Box<dyn Executor>

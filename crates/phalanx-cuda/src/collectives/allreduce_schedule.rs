@@ -281,7 +281,7 @@ mod tests {
         let mut first = 0;
         let mut plan = |count: usize| {
             let replica = |local: usize| {
-                let range = mesh.device_rows(rows, first + local);
+                let range = mesh.replica_rows(rows, first + local);
                 Replica { local, rows: range.len(), first_row: range.start }
             };
             let replicas: Vec<Replica> = (0..count).map(replica).collect();

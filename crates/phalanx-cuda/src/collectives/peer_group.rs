@@ -101,7 +101,7 @@ impl PeerGroup {
     ) -> Result<Vec<f32>, ExecError> {
         let peers = &self.cluster.peers;
         let range = |rank: usize| -> Range<usize> {
-            let rows = mesh.rows_of(rows, self.cluster.devices_of(rank));
+            let rows = mesh.rows_of(rows, self.cluster.replicas_of(rank));
             rows.start * width..rows.end * width
         };
         let mut parts: Vec<Vec<u8>> =

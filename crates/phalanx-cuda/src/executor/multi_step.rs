@@ -174,7 +174,7 @@ impl<M: GpuDevice> ResidentData for GpuExecutor<M> {
                 for (to, step) in each.zip(steps) {
                     let head = Inputs::new(step.seed, step.step, step.scalars);
                     let rows =
-                        split_range(0..step.rows.len(), mesh.devices, replicas.start + local);
+                        split_range(0..step.rows.len(), mesh.replicas, replicas.start + local);
                     layout.write(to, &head, step, rows);
                 }
             };

@@ -35,7 +35,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             self.create_all_slots(&plan.rule)?;
         }
         let Allocations { layout, inputs, fetches, fetch_bytes, .. } = allocations;
-        let facts = FusionFacts::of(&program, self.mesh.devices == 1 && !self.joined);
+        let facts = FusionFacts::of(&program, self.mesh.replicas == 1 && !self.joined);
         Ok(self.programs.insert(LoadedProgram {
             program,
             layout,

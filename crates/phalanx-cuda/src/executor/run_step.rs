@@ -33,7 +33,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         let staged = self.threads.each(&mut self.devices, |_, device| {
             let first = device.replicas.start;
             let mut fill = |local: usize, bytes: &mut [u8]| {
-                let rows = split_range(0..batch.rows, mesh.devices, first + local);
+                let rows = split_range(0..batch.rows, mesh.replicas, first + local);
                 for ((spec, data), at) in program.feeds().iter().zip(batch.feeds).zip(&layout.feeds)
                 {
                     let len = spec.ty.len();
@@ -70,8 +70,8 @@ impl<M: GpuDevice> GpuExecutor<M> {
             let is_rows = plan.ty.is_rows();
             let replicas = self.local_replicas().take(if is_rows { self.names.len() } else { 1 });
             let fetched = self.devices.iter().flat_map(|s| &s.fetched);
-            for (device, bytes) in replicas.zip(fetched) {
-                let rows = if is_rows { self.mesh.device_rows(rows, device).len() } else { 1 };
+            for (replica, bytes) in replicas.zip(fetched) {
+                let rows = if is_rows { self.mesh.replica_rows(rows, replica).len() } else { 1 };
                 let len = rows * plan.ty.len() * 4;
                 out.extend(floats(&bytes[*at..at + len]));
             }
@@ -105,7 +105,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
     }
 
     fn shard(&self) -> LocalShard {
-        LocalShard { mesh: self.mesh, devices: self.local_replicas() }
+        LocalShard { mesh: self.mesh, replicas: self.local_replicas() }
     }
 
     fn load(&mut self, program: Arc<Program>) -> Result<ProgramId, ExecError> {

@@ -142,7 +142,7 @@ impl Lowering<'_> {
 
     /// Whether this is the only replica in all processes.
     pub fn alone(&self) -> bool {
-        self.request.program.options().mesh.devices == 1 && !self.request.joined
+        self.request.program.options().mesh.replicas == 1 && !self.request.joined
     }
 
     fn instr(&mut self, instr: &Instr) {

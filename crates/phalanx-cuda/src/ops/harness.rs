@@ -151,7 +151,12 @@ impl Harness {
         });
         self.layout.params.push(at);
         let dims = vec![weights.len()];
-        self.params.push(ParamSpec { name: "w".into(), dims, trainable: true, cut: None });
+        self.params.push(ParamSpec {
+            name: "w".into(),
+            dims,
+            trainable: true,
+            partition_axis: None,
+        });
         (0..2).for_each(|r| self.write(Ptr::new(r, Block::Params, at), weights));
         ParamId(self.layout.params.len() as u32 - 1)
     }

@@ -18,7 +18,7 @@ impl Lab for Emulated {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        Emulator::new(1).seed(seed()).executor(mesh.devices, params).expect("starts")
+        Emulator::new(1).seed(seed()).executor(mesh.replicas, params).expect("starts")
     }
 
     fn random_graphs(&self) -> u32 {

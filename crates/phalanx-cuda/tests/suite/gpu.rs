@@ -26,7 +26,7 @@ impl Lab for Gpu {
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
         let part = |part| Place { index: 0, part: Some(part) };
-        let places: Vec<Place> = (0..mesh.devices).map(part).collect();
+        let places: Vec<Place> = (0..mesh.replicas).map(part).collect();
         on_gpus(&places, params)
     }
 
@@ -96,11 +96,11 @@ mod several {
         }
 
         fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-            let place = |i: usize| match mesh.devices <= self.0 {
+            let place = |i: usize| match mesh.replicas <= self.0 {
                 true => place(i),
                 false => Place { index: i / 2, part: Some(i % 2) },
             };
-            let places: Vec<Place> = (0..mesh.devices).map(place).collect();
+            let places: Vec<Place> = (0..mesh.replicas).map(place).collect();
             on_gpus(&places, params)
         }
 

@@ -19,7 +19,7 @@ impl Lab for Joined {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let replicas = if mesh.devices == 4 { vec![2, 2] } else { vec![1; mesh.devices] };
+        let replicas = if mesh.replicas == 4 { vec![2, 2] } else { vec![1; mesh.replicas] };
         Emulator::new(replicas.len())
             .seed(seed())
             .joined_executor(&replicas, params)

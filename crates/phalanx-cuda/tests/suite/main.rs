@@ -29,7 +29,7 @@ fn on_gpus(places: &[Place], params: &[ParamSpec]) -> Box<dyn Executor> {
     let (threads, deterministic, cluster) = (0, false, None);
     let request = OpenRequest {
         places,
-        model: 1,
+        devices_per_replica: 1,
         threads,
         deterministic,
         params,

@@ -43,7 +43,7 @@ impl Lab for Several {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let gpus: &[&[usize]] = match mesh.devices {
+        let gpus: &[&[usize]] = match mesh.replicas {
             1 => &[&[1]],
             2 => &[&[1], &[1]],
             3 => &[&[1, 1], &[1]],

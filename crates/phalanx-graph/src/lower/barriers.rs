@@ -24,7 +24,7 @@ pub(super) fn barrier_after_each(instrs: Vec<LinearInstr>) -> Vec<LinearInstr> {
 
 /// Whether an op reads what the other devices of the replica hold.
 pub(super) fn exchanges_parts(op: &Op) -> bool {
-    matches!(op, Op::Parts(PartsOp::Reduce(_) | PartsOp::Join { .. }))
+    matches!(op, Op::Parts(PartsOp::AllReduce(_) | PartsOp::AllGather { .. }))
 }
 
 /// Orders the nodes so that each collective comes after everything that does not depend on it: the

@@ -87,7 +87,7 @@ fn saved_floats(step: &Step, gradient: NodeId, options: Options) -> usize {
     let node = g.node(gradient);
     let (k, n) = (node.ty.dims[0], node.ty.dims[1]);
     let Options { mesh, max_batch, .. } = options;
-    let device_rows = max_batch.div_ceil(mesh.devices);
-    let rows = device_rows.saturating_mul(g.ty(node.inputs[0]).len() / k);
+    let replica_rows = max_batch.div_ceil(mesh.replicas);
+    let rows = replica_rows.saturating_mul(g.ty(node.inputs[0]).len() / k);
     (k * n).saturating_sub(rows.saturating_mul(k / mesh.workers + n))
 }

@@ -219,7 +219,7 @@ fn channels(x: &[&Type], y: &Type) -> Factors {
     Factors { inputs: x.iter().map(|t| last(t)).collect(), output: last(y) }
 }
 
-/// An axis corresponds to the first axis of the result that begins at the same element. So merged axes are cut at the
+/// An axis corresponds to the first axis of the result that begins at the same element. So merged axes are split at the
 /// outermost of them, and a split axis too.
 fn reshape(from: &[usize], to: &[usize]) -> Factors {
     let before = |dims: &[usize], axis: usize| -> usize { dims[..axis].iter().product() };
@@ -303,7 +303,7 @@ pub fn infer_model(op: &Op, x: &[&Type], y: &Type) -> Result<ModelSpace> {
     let factors = Factors::of(op, x, y);
     let mut found: Label = None;
     for (i, t) in x.iter().enumerate() {
-        let ModelSpace::Shard(axis) = t.model else {
+        let ModelSpace::Partitioned(axis) = t.model else {
             if t.model == ModelSpace::PartialMax {
                 return fail(i, "a maximum already taken over the model axis".into());
             }
@@ -317,13 +317,13 @@ pub fn infer_model(op: &Op, x: &[&Type], y: &Type) -> Result<ModelSpace> {
     }
     for (i, t) in x.iter().enumerate() {
         if let Some(axis) = factors.inputs[i].iter().position(|label| *label == found)
-            && t.model != ModelSpace::Shard(axis)
+            && t.model != ModelSpace::Partitioned(axis)
         {
             return fail(i, format!("parts along axis {axis}"));
         }
     }
     match factors.output.iter().position(|label| *label == found) {
-        Some(axis) => Ok(ModelSpace::Shard(axis)),
+        Some(axis) => Ok(ModelSpace::Partitioned(axis)),
         None if sums(op) => Ok(ModelSpace::Partial),
         None if matches!(op, Op::Reduce { kind: ReduceKind::Max, .. }) => {
             Ok(ModelSpace::PartialMax)

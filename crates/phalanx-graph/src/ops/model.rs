@@ -8,14 +8,14 @@ use crate::types::{DType, ModelSpace, Type};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelOp {
     /// Sums what the devices hold, or takes their maximum, in their order.
-    Reduce(ReduceKind),
+    AllReduce(ReduceKind),
     /// Joins the parts along an axis.
-    Gather {
+    AllGather {
         /// The axis.
         axis: usize,
     },
     /// Selects the part of each device along an axis.
-    Part {
+    Slice {
         /// The axis.
         axis: usize,
     },
@@ -25,16 +25,16 @@ pub enum ModelOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PartsOp {
     /// Sums what the devices hold, or takes their maximum, in their order.
-    Reduce(ReduceKind),
+    AllReduce(ReduceKind),
     /// Joins the parts along an axis.
-    Join {
+    AllGather {
         /// The axis.
         axis: usize,
         /// Number of devices of a replica.
         parts: usize,
     },
     /// Selects the part of this device along an axis.
-    Take {
+    Slice {
         /// The axis.
         axis: usize,
         /// Number of devices of a replica.
@@ -47,20 +47,22 @@ impl ModelOp {
     pub fn result(self, x: &Type) -> Result<ModelSpace> {
         let fail = |expected: &str| Err(operand("model", expected, x));
         match (self, x.model) {
-            (ModelOp::Reduce(ReduceKind::Sum), ModelSpace::Partial)
-            | (ModelOp::Reduce(ReduceKind::Max), ModelSpace::PartialMax) => {
+            (ModelOp::AllReduce(ReduceKind::Sum), ModelSpace::Partial)
+            | (ModelOp::AllReduce(ReduceKind::Max), ModelSpace::PartialMax) => {
                 Ok(ModelSpace::Mirrored)
             }
-            (ModelOp::Reduce(ReduceKind::Sum), _) => fail("a partial sum over the model axis"),
-            (ModelOp::Reduce(ReduceKind::Max), _) => fail("a partial maximum over the model axis"),
-            (ModelOp::Gather { axis }, ModelSpace::Shard(cut)) if cut == axis => {
+            (ModelOp::AllReduce(ReduceKind::Sum), _) => fail("a partial sum over the model axis"),
+            (ModelOp::AllReduce(ReduceKind::Max), _) => {
+                fail("a partial maximum over the model axis")
+            }
+            (ModelOp::AllGather { axis }, ModelSpace::Partitioned(own)) if own == axis => {
                 Ok(ModelSpace::Mirrored)
             }
-            (ModelOp::Gather { axis }, _) => fail(&format!("parts along axis {axis}")),
-            (ModelOp::Part { axis }, ModelSpace::Mirrored) if axis < x.dims.len() => {
-                Ok(ModelSpace::Shard(axis))
+            (ModelOp::AllGather { axis }, _) => fail(&format!("parts along axis {axis}")),
+            (ModelOp::Slice { axis }, ModelSpace::Mirrored) if axis < x.dims.len() => {
+                Ok(ModelSpace::Partitioned(axis))
             }
-            (ModelOp::Part { axis }, _) => fail(&format!("a whole value with axis {axis}")),
+            (ModelOp::Slice { axis }, _) => fail(&format!("a whole value with axis {axis}")),
         }
     }
 }
@@ -69,16 +71,16 @@ impl ModelOp {
 pub fn infer_parts(op: PartsOp, x: &Type) -> Result<Type> {
     let mut ty = x.clone();
     match op {
-        PartsOp::Reduce(_) if x.dtype == DType::I32 => Err(operand("parts", "floats", x)),
-        PartsOp::Reduce(_) => Ok(ty),
-        PartsOp::Join { axis, parts } => match ty.dims.get_mut(axis) {
+        PartsOp::AllReduce(_) if x.dtype == DType::I32 => Err(operand("parts", "floats", x)),
+        PartsOp::AllReduce(_) => Ok(ty),
+        PartsOp::AllGather { axis, parts } => match ty.dims.get_mut(axis) {
             Some(d) => {
                 *d = d.saturating_mul(parts);
                 Ok(ty)
             }
             None => Err(operand("parts", format!("axis {axis}"), x)),
         },
-        PartsOp::Take { axis, parts } => match ty.dims.get_mut(axis) {
+        PartsOp::Slice { axis, parts } => match ty.dims.get_mut(axis) {
             Some(d) if parts > 0 && d.is_multiple_of(parts) => {
                 *d /= parts;
                 Ok(ty)

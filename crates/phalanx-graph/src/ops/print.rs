@@ -70,14 +70,14 @@ impl Op {
             Op::RecurrentGrad(..) => "recurrent_grad",
             Op::AllReduce { .. } => "all_reduce",
             Op::ReplicaMean => "replica_mean",
-            Op::Model(ModelOp::Reduce(ReduceKind::Sum)) => "model_sum",
-            Op::Model(ModelOp::Reduce(ReduceKind::Max)) => "model_max",
-            Op::Model(ModelOp::Gather { .. }) => "model_gather",
-            Op::Model(ModelOp::Part { .. }) => "model_part",
-            Op::Parts(PartsOp::Reduce(ReduceKind::Sum)) => "sum_parts",
-            Op::Parts(PartsOp::Reduce(ReduceKind::Max)) => "max_parts",
-            Op::Parts(PartsOp::Join { .. }) => "join_parts",
-            Op::Parts(PartsOp::Take { .. }) => "take_part",
+            Op::Model(ModelOp::AllReduce(ReduceKind::Sum)) => "model_all_reduce_sum",
+            Op::Model(ModelOp::AllReduce(ReduceKind::Max)) => "model_all_reduce_max",
+            Op::Model(ModelOp::AllGather { .. }) => "model_all_gather",
+            Op::Model(ModelOp::Slice { .. }) => "model_slice",
+            Op::Parts(PartsOp::AllReduce(ReduceKind::Sum)) => "all_reduce_sum_parts",
+            Op::Parts(PartsOp::AllReduce(ReduceKind::Max)) => "all_reduce_max_parts",
+            Op::Parts(PartsOp::AllGather { .. }) => "all_gather_parts",
+            Op::Parts(PartsOp::Slice { .. }) => "slice_part",
         }
     }
 }
@@ -136,8 +136,8 @@ impl fmt::Display for Op {
             }
             Op::Recurrent(a) | Op::RecurrentGrad(a, _) => a.fmt(f),
             Op::AllReduce { scope } => write!(f, " over={scope}"),
-            Op::Model(ModelOp::Gather { axis } | ModelOp::Part { axis })
-            | Op::Parts(PartsOp::Join { axis, .. } | PartsOp::Take { axis, .. }) => {
+            Op::Model(ModelOp::AllGather { axis } | ModelOp::Slice { axis })
+            | Op::Parts(PartsOp::AllGather { axis, .. } | PartsOp::Slice { axis, .. }) => {
                 write!(f, " axis={axis}")
             }
             _ => Ok(()),

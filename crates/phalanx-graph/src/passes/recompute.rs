@@ -1,6 +1,6 @@
 //! Recomputation: less memory for more arithmetic.
 //!
-//! The forward pass is cut into segments. Only what crosses from one segment to the next is kept for the backward pass;
+//! The forward pass is split into segments. Only what crosses from one segment to the next is kept for the backward pass;
 //! when that reaches a segment, the nodes of the segment are computed again. Random numbers are counted, so the copies have
 //! the bits of the originals. Results of collectives are kept: they are small, and workers would have to meet again.
 
@@ -10,7 +10,7 @@ use crate::graph::NodeId;
 use crate::ops::{Op, PartsOp};
 use crate::step::Step;
 
-/// Cuts the forward pass into `segments`, for batches of up to `rows` rows per worker. A step without a backward pass stays
+/// Splits the forward pass into `segments`, for batches of up to `rows` rows per worker. A step without a backward pass stays
 /// as it is.
 pub fn recompute(step: Step, segments: usize, rows: usize) -> Result<Step> {
     let plan = Plan::of(&step, segments, rows);
@@ -100,7 +100,7 @@ fn may_repeat(op: &Op) -> bool {
             | Op::AllReduce { .. }
             | Op::ReplicaMean
             | Op::Model(_)
-            | Op::Parts(PartsOp::Reduce(_) | PartsOp::Join { .. })
+            | Op::Parts(PartsOp::AllReduce(_) | PartsOp::AllGather { .. })
     )
 }
 
@@ -158,27 +158,27 @@ fn kept(step: &Step, live: &[bool], forward: &[bool], segments: usize, rows: usi
         })
         .collect();
     let total = before[order.len()];
-    let mut cuts = vec![];
+    let mut boundaries = vec![];
     for i in 1..segments {
         // Around an even division, by half a segment to either side.
         let (from, to) = (
             total / segments * i - total / segments / 2,
             total / segments * i + total / segments / 2,
         );
-        let last = cuts.last().copied().unwrap_or(0);
+        let last = boundaries.last().copied().unwrap_or(0);
         let near = (last + 1..order.len()).filter(|at| before[*at] >= from && before[*at] <= to);
         if let Some(at) = near.min_by_key(|at| (crossing[*at], *at)) {
-            cuts.push(at);
+            boundaries.push(at);
         }
     }
     let mut keeps = vec![false; live.len()];
     for id in &order {
         let at = position[id.index()];
-        let crosses = cuts.iter().any(|cut| at < *cut && last_use[id.index()] >= *cut);
+        let crosses = boundaries.iter().any(|b| at < *b && last_use[id.index()] >= *b);
         keeps[id.index()] = crosses;
     }
     // The last segment is not computed again: the backward pass begins with it.
-    let begin = cuts.last().copied().unwrap_or(0);
+    let begin = boundaries.last().copied().unwrap_or(0);
     order.iter().filter(|id| position[id.index()] >= begin).for_each(|id| keeps[id.index()] = true);
     keeps
 }

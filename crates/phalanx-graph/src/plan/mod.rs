@@ -41,7 +41,7 @@ pub(crate) fn plan_memory(step: Step, lowered: Lowered, options: Options) -> Res
     for instr in &lowered.instrs {
         match instr {
             // With a single device the update itself computes the parts: no other device reads them.
-            LinearInstr::ShardedGradKernel { param, x, dy } if options.mesh.devices == 1 => {
+            LinearInstr::ShardedGradKernel { param, x, dy } if options.mesh.replicas == 1 => {
                 gradients.operands.insert(*param, (w.value(*x), w.value(*dy)));
             }
             LinearInstr::ReduceGradients { bucket } => {
@@ -103,7 +103,7 @@ struct Planner<'a> {
     lowered: &'a Lowered,
     max_rows: usize,
     /// Maximum number of rows per device.
-    device_rows: usize,
+    replica_rows: usize,
     /// Live range of each root's buffer.
     live_ranges: Vec<Option<LiveRange>>,
     /// The buffer of each root after in-place merging.
@@ -112,15 +112,15 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(step: &'a Step, lowered: &'a Lowered, options: Options) -> Planner<'a> {
-        let device_rows = options.mesh.max_device_rows(options.max_batch);
+        let replica_rows = options.mesh.max_replica_rows(options.max_batch);
         Planner {
             step,
             lowered,
             max_rows: match lowered.split {
                 Split::Rows => options.mesh.max_rows(options.max_batch),
-                Split::Spatial => device_rows,
+                Split::Spatial => replica_rows,
             },
-            device_rows,
+            replica_rows,
             live_ranges: vec![None; step.graph.nodes().len()],
             buffer: step.graph.ids().collect(),
         }
@@ -129,7 +129,7 @@ impl<'a> Planner<'a> {
     /// Fails if the total size of all values overflows, so that no later sum of sizes can.
     fn check_addressable(&self, max_batch: usize) -> Result<()> {
         let bytes = |ty: &Type| {
-            let rows = if ty.is_rows() { self.device_rows } else { 1 };
+            let rows = if ty.is_rows() { self.replica_rows } else { 1 };
             (ty.len() * ty.dtype.bytes()).checked_mul(rows)?.checked_add(ALIGN)
         };
         let add = |sum: usize, ty: &Type| sum.checked_add(bytes(ty)?);
@@ -149,7 +149,7 @@ impl<'a> Planner<'a> {
 
     fn bytes(&self, root: NodeId) -> usize {
         let rows = match self.lowered.kinds[root.index()] {
-            BufferKind::Device => self.device_rows,
+            BufferKind::Device => self.replica_rows,
             _ => self.max_rows,
         };
         self.bytes_of(self.step.graph.ty(root), rows)

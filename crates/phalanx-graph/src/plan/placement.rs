@@ -53,7 +53,7 @@ impl Planner<'_> {
         let mut offsets = HashMap::new();
         for instr in &self.lowered.instrs {
             let LinearInstr::ReduceScatter(id) = instr else { continue };
-            let bytes = self.bytes_of(self.step.graph.ty(*id), self.device_rows);
+            let bytes = self.bytes_of(self.step.graph.ty(*id), self.replica_rows);
             offsets.insert(*id, allocate(&mut memory.shared, bytes));
         }
         offsets

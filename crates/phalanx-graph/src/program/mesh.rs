@@ -3,36 +3,35 @@
 use super::Sharding;
 use std::ops::Range;
 
-/// Total workers of a mesh with [`Mesh::fixed`] shards; 1, 2, 4 or 8 devices share them.
+/// Total workers of a mesh with [`Mesh::fixed`] shards; 1, 2, 4 or 8 replicas share them.
 pub const SHARDS: usize = 8;
 
 /// The devices and workers that a program is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// Number of replicas, each of which has its own rows of the batch: one device, or `model` devices that share its
-    /// rows and divide its work.
-    pub devices: usize,
+    /// Number of replicas, each with its own rows of the batch.
+    pub replicas: usize,
     /// Workers per device.
     pub workers: usize,
-    /// Devices of a replica.
-    pub model: usize,
+    /// Devices of a replica, which share its rows and divide its work.
+    pub devices_per_replica: usize,
     /// Whether rows are always split into [`SHARDS`] shards and sums are trees over them, so that
-    /// results do not depend on the number of devices.
+    /// results do not depend on the number of replicas.
     pub fixed: bool,
     /// How the training state is divided among the devices' memories.
     pub sharding: Sharding,
 }
 
 impl Mesh {
-    /// A mesh of `devices` with `workers` each.
-    pub const fn new(devices: usize, workers: usize) -> Mesh {
-        Mesh { devices, workers, model: 1, fixed: false, sharding: Sharding::NONE }
+    /// A mesh of `replicas` of one device with `workers` each.
+    pub const fn new(replicas: usize, workers: usize) -> Mesh {
+        Mesh { replicas, workers, devices_per_replica: 1, fixed: false, sharding: Sharding::NONE }
     }
 
-    /// A fixed mesh of [`SHARDS`] workers over `devices`; `None` unless `devices` divides them.
-    pub fn fixed(devices: usize) -> Option<Mesh> {
-        let divides = devices > 0 && SHARDS.is_multiple_of(devices);
-        divides.then(|| Mesh { fixed: true, ..Mesh::new(devices, SHARDS / devices) })
+    /// A fixed mesh of [`SHARDS`] workers over `replicas`; `None` unless `replicas` divides them.
+    pub fn fixed(replicas: usize) -> Option<Mesh> {
+        let divides = replicas > 0 && SHARDS.is_multiple_of(replicas);
+        divides.then(|| Mesh { fixed: true, ..Mesh::new(replicas, SHARDS / replicas) })
     }
 
     /// The same mesh with a sharded training state.
@@ -40,14 +39,14 @@ impl Mesh {
         Mesh { sharding, ..self }
     }
 
-    /// The same mesh with `model` devices for each replica.
-    pub const fn with_model(self, model: usize) -> Mesh {
-        Mesh { model, ..self }
+    /// The same mesh with several devices for each replica.
+    pub const fn with_devices_per_replica(self, devices_per_replica: usize) -> Mesh {
+        Mesh { devices_per_replica, ..self }
     }
 
     /// Number of workers that have different rows.
     pub fn len(&self) -> usize {
-        self.devices * self.workers
+        self.replicas * self.workers
     }
 
     /// Whether there are none.
@@ -55,41 +54,41 @@ impl Mesh {
         self.len() == 0
     }
 
-    /// The rows of worker `worker` of device `device`. The batch is split as evenly as possible, first
-    /// over devices, then over a device's workers; a fixed mesh splits it over all workers at once.
-    pub fn rows(&self, rows: usize, device: usize, worker: usize) -> Range<usize> {
+    /// The rows of worker `worker` of replica `replica`. The batch is split as evenly as possible, first
+    /// over replicas, then over a replica's workers; a fixed mesh splits it over all workers at once.
+    pub fn rows(&self, rows: usize, replica: usize, worker: usize) -> Range<usize> {
         if self.fixed {
-            return split_range(0..rows, self.len(), device * self.workers + worker);
+            return split_range(0..rows, self.len(), replica * self.workers + worker);
         }
-        split_range(self.device_rows(rows, device), self.workers, worker)
+        split_range(self.replica_rows(rows, replica), self.workers, worker)
     }
 
-    /// The rows of a device.
-    pub fn device_rows(&self, rows: usize, device: usize) -> Range<usize> {
+    /// The rows of a replica.
+    pub fn replica_rows(&self, rows: usize, replica: usize) -> Range<usize> {
         if self.fixed {
-            let last = self.rows(rows, device, self.workers - 1);
-            return self.rows(rows, device, 0).start..last.end;
+            let last = self.rows(rows, replica, self.workers - 1);
+            return self.rows(rows, replica, 0).start..last.end;
         }
-        split_range(0..rows, self.devices, device)
+        split_range(0..rows, self.replicas, replica)
     }
 
-    /// The rows of consecutive devices.
-    pub fn rows_of(&self, rows: usize, devices: Range<usize>) -> Range<usize> {
-        if devices.is_empty() {
+    /// The rows of consecutive replicas.
+    pub fn rows_of(&self, rows: usize, replicas: Range<usize>) -> Range<usize> {
+        if replicas.is_empty() {
             return 0..0;
         }
-        let last = self.device_rows(rows, devices.end - 1);
-        self.device_rows(rows, devices.start).start..last.end
+        let last = self.replica_rows(rows, replicas.end - 1);
+        self.replica_rows(rows, replicas.start).start..last.end
     }
 
-    /// The maximum number of rows of a device; the first devices get the remainder.
-    pub fn max_device_rows(&self, rows: usize) -> usize {
-        self.device_rows(rows, 0).len()
+    /// The maximum number of rows of a replica; the first replicas get the remainder.
+    pub fn max_replica_rows(&self, rows: usize) -> usize {
+        self.replica_rows(rows, 0).len()
     }
 
     /// The maximum number of rows of a worker.
     pub fn max_rows(&self, rows: usize) -> usize {
-        rows.div_ceil(self.devices).div_ceil(self.workers)
+        rows.div_ceil(self.replicas).div_ceil(self.workers)
     }
 }
 

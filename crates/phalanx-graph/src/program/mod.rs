@@ -147,7 +147,7 @@ impl Program {
             // Without an optimizer gradients are unused, and executors allocate no memory for them.
             step.gradients.clear();
         }
-        let parts = options.mesh.model;
+        let parts = options.mesh.devices_per_replica;
         if parts > 1 {
             step = passes::localize(passes::partition(step, parts)?, parts)?;
         }

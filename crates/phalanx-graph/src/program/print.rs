@@ -24,11 +24,11 @@ impl Printer<'_> {
             f,
             "program {}: batch {max_batch}, {} device(s) of {} worker(s)",
             shown(&self.0.name),
-            mesh.devices * mesh.model,
+            mesh.replicas * mesh.devices_per_replica,
             mesh.workers
         )?;
-        if mesh.model > 1 {
-            writeln!(f, "{} devices divide the work of each replica", mesh.model)?;
+        if mesh.devices_per_replica > 1 {
+            writeln!(f, "{} devices divide the work of each replica", mesh.devices_per_replica)?;
         }
         if self.0.split == Split::Spatial {
             writeln!(f, "workers share lines of every value, and the arena of the first")?;

@@ -35,8 +35,8 @@ impl SplitRules {
 
     /// The split of a step that only computes, for a global batch of `rows`.
     pub fn split(self, mesh: Mesh, rows: usize) -> Split {
-        let device_rows = rows.div_ceil(mesh.devices.max(1));
-        let few_rows = device_rows < mesh.workers.saturating_mul(self.min_rows_per_worker);
+        let replica_rows = rows.div_ceil(mesh.replicas.max(1));
+        let few_rows = replica_rows < mesh.workers.saturating_mul(self.min_rows_per_worker);
         if mesh.workers > 1 && few_rows { Split::Spatial } else { Split::Rows }
     }
 }

@@ -65,7 +65,7 @@ impl Program {
                 | Instr::ReplicaMean { input, .. } => {
                     add(CollectiveKind::AllReduce, MeshAxis::Batch, bytes(*input));
                 }
-                Instr::ExchangeParts { op: PartsOp::Reduce(_), input, .. } => {
+                Instr::ExchangeParts { op: PartsOp::AllReduce(_), input, .. } => {
                     add(CollectiveKind::AllReduce, MeshAxis::Model, bytes(*input));
                 }
                 Instr::ExchangeParts { output, .. } => {

@@ -4,12 +4,14 @@ use super::*;
 
 #[test]
 fn the_devices_of_a_replica_exchange_as_little_as_their_layout_needs() {
-    let cut = |mut step: Step, cuts: &[(&str, usize)]| {
-        for (name, axis) in cuts {
+    let partitioned = |mut step: Step, axes: &[(&str, usize)]| {
+        for (name, axis) in axes {
             let at = step.graph.params().iter().position(|p| p.name == *name).expect("a parameter");
-            step.graph.cut(ParamId(at as u32), *axis);
+            step.graph.partition(ParamId(at as u32), *axis);
         }
-        Program::compile(step, Options::new(ONE.with_model(2), 8)).unwrap().to_string()
+        Program::compile(step, Options::new(ONE.with_devices_per_replica(2), 8))
+            .unwrap()
+            .to_string()
     };
     let count = |text: &str, what: &str| text.lines().filter(|l| l.contains(what)).count();
     // Query, key and value share the sum of their derivatives, and so do the two halves of each pair of dense layers.
@@ -21,14 +23,20 @@ fn the_devices_of_a_replica_exchange_as_little_as_their_layout_needs() {
         ("up/kernel", 1),
         ("down/kernel", 0),
     ];
-    let text = cut(transformer(momentum(None), (0.0, 0.0)), &blocks);
-    assert_eq!(count(&text, "= sum_parts("), 4, "two forward, two backward: {text}");
+    let text = partitioned(transformer(momentum(None), (0.0, 0.0)), &blocks);
+    assert_eq!(count(&text, "= all_reduce_sum_parts("), 4, "two forward, two backward: {text}");
     // The crossentropy over parts of the classes takes one maximum and two sums, and backward one.
-    let text =
-        cut(transformer(momentum(None), (0.0, 0.0)), &[("logits/kernel", 1), ("logits/bias", 0)]);
-    assert_eq!((count(&text, "= max_parts("), count(&text, "= sum_parts(")), (1, 3), "{text}");
+    let text = partitioned(
+        transformer(momentum(None), (0.0, 0.0)),
+        &[("logits/kernel", 1), ("logits/bias", 0)],
+    );
+    assert_eq!(
+        (count(&text, "= all_reduce_max_parts("), count(&text, "= all_reduce_sum_parts(")),
+        (1, 3),
+        "{text}"
+    );
     // Filters, then input channels.
-    let cuts = [("first/kernel", 3), ("second/kernel", 2)];
-    let text = cut(even_cnn(Scope::All, momentum(None)), &cuts);
-    assert_eq!(count(&text, "= sum_parts("), 1, "{text}");
+    let axes = [("first/kernel", 3), ("second/kernel", 2)];
+    let text = partitioned(even_cnn(Scope::All, momentum(None)), &axes);
+    assert_eq!(count(&text, "= all_reduce_sum_parts("), 1, "{text}");
 }

@@ -15,7 +15,7 @@ fn program(model: Model, replicas: usize, batch: usize) -> Program {
 
 /// Runs steps of zeros, from a full batch down to one row, on an emulated GPU with `memory` bytes.
 fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
-    let (max_batch, devices) = (program.options().max_batch, program.options().mesh.devices);
+    let (max_batch, devices) = (program.options().max_batch, program.options().mesh.replicas);
     let count = |ty: &Type, rows: usize| ty.len() * if ty.is_rows() { rows } else { 1 };
     let longest = program.feeds().iter().map(|f| count(&f.ty, max_batch)).max().unwrap_or(0);
     let (floats, integers) = (vec![0.0; longest], vec![0; longest]);

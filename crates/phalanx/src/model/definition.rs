@@ -135,7 +135,7 @@ impl Definition {
             host: None,
             fed: Feeds::default(),
         };
-        def.host = HostStage::cut(&def)?;
+        def.host = HostStage::split(&def)?;
         let fed = match &def.host {
             Some(stage) => stage.fed(),
             None => (0..def.inputs.len()).map(|i| Fed::input(&def, i)).collect(),

@@ -54,7 +54,7 @@ impl Node {
     }
 }
 
-/// A model cut into a host stage and the rest.
+/// A model split into a host stage and the rest.
 #[derive(Debug)]
 pub(crate) struct HostStage {
     nodes: Vec<Node>,
@@ -85,11 +85,11 @@ fn input_type(input: &Input) -> RowType {
 }
 
 impl HostStage {
-    /// Cuts a model; `None` if nothing of it needs the host.
+    /// Splits a model; `None` if nothing of it needs the host.
     ///
     /// # Errors
     /// A layer of the host on a value that the devices compute, strings where numbers belong, or what the layers refuse.
-    pub fn cut(def: &Definition) -> Result<Option<HostStage>> {
+    pub fn split(def: &Definition) -> Result<Option<HostStage>> {
         if !needs_host(def) {
             return Ok(None);
         }

@@ -150,7 +150,7 @@ impl Session {
         (backend, mesh, sharing): (&dyn Backend, Mesh, usize),
     ) -> Result<Option<usize>> {
         let fits = |rows: usize| {
-            let plan = self.memory_plan(step, rows * mesh.devices, backend, mesh);
+            let plan = self.memory_plan(step, rows * mesh.replicas, backend, mesh);
             match plan {
                 Ok(plan) => Ok(plan.total(sharing) <= memory),
                 // The program's size overflows.
@@ -159,7 +159,7 @@ impl Session {
             }
         };
         let rows = largest(max_rows, fits)?;
-        Ok((rows > 0).then_some(rows * mesh.devices))
+        Ok((rows > 0).then_some(rows * mesh.replicas))
     }
 
     /// If a program does not fit in `available` bytes, a program that computes activations again and does, unless the
@@ -243,7 +243,7 @@ impl Session {
         };
         let (backend, mesh) = (&*self.placement.backend, self.mesh());
         let Ok(plan) = self.memory_plan(step, batch, backend, mesh) else { return error.into() };
-        let smaller = (batch.div_ceil(mesh.devices) - 1).min(MAX_ROWS_PER_REPLICA);
+        let smaller = (batch.div_ceil(mesh.replicas) - 1).min(MAX_ROWS_PER_REPLICA);
         let sharing = self.memory_sharing();
         let largest = self.largest_batch(step, available, smaller, (backend, mesh, sharing));
         let Ok(largest) = largest else { return error.into() };

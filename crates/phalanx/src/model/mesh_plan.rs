@@ -15,10 +15,10 @@ use phalanx_graph::{Mesh, ParamSpec, Scope};
 pub struct PlannedMesh {
     /// The kind of all devices.
     pub kind: DeviceKind,
-    /// Replicas.
-    pub data: usize,
+    /// Number of replicas.
+    pub replicas: usize,
     /// Devices of each replica.
-    pub model: usize,
+    pub devices_per_replica: usize,
     /// What the memories divide: those of GPUs, or of processes with CPU devices.
     pub shard: Shard,
     /// Processes that have the CPU devices; a GPU counts as one by itself.
@@ -54,8 +54,8 @@ pub struct MeshPlan {
     pub memory: MemoryPlan,
     /// Bytes of the weights that one memory holds between steps, and of all weights.
     pub weights: (usize, usize),
-    /// The weights that are cut by the layout and all weights: their number and elements.
-    pub cut: [(usize, usize); 2],
+    /// The weights that the layout partitions and all weights: their number and elements.
+    pub partitioned: [(usize, usize); 2],
     /// Bytes of the two buffers of gathered weights in each memory.
     pub gathered: usize,
     /// Exchanges along the model axis: their number, and bytes that each device sends.
@@ -80,41 +80,51 @@ pub struct StepTime {
 impl PlannedMesh {
     /// The members of the batch axis that have a memory of their own: the processes, or the GPUs with a part of a replica.
     fn members(&self, backend: &dyn Backend) -> usize {
-        if backend.traits().on_host { self.processes.max(1).min(self.data) } else { self.data }
+        if backend.traits().on_host {
+            self.processes.max(1).min(self.replicas)
+        } else {
+            self.replicas
+        }
     }
 
     /// Devices that share a memory.
     pub fn sharing(&self, backend: &dyn Backend) -> usize {
         match backend.traits().on_host {
-            true => (self.data * self.model).div_ceil(self.processes.max(1)),
+            true => (self.replicas * self.devices_per_replica).div_ceil(self.processes.max(1)),
             false => 1,
         }
     }
 
     fn compiled_for(&self, backend: &dyn Backend) -> Result<Mesh> {
-        let devices = self.data.saturating_mul(self.model);
+        let devices = self.replicas.saturating_mul(self.devices_per_replica);
         if devices == 0 || devices.saturating_mul(self.threads.max(1)) > MAX_THREADS {
             let expected = format!("1 to {MAX_THREADS} devices and threads");
             return Err(Error::argument("mesh_plan", "mesh", expected, devices));
         }
-        if backend.traits().on_host && !self.data.is_multiple_of(self.processes.max(1)) {
+        if backend.traits().on_host && !self.replicas.is_multiple_of(self.processes.max(1)) {
             let expected = format!("a multiple of the {} processes", self.processes);
-            return Err(Error::argument("mesh_plan", "replicas", expected, self.data));
+            return Err(Error::argument("mesh_plan", "replicas", expected, self.replicas));
         }
         let of_process = devices.div_ceil(self.processes.max(1));
         let workers = backend.mesh(of_process, self.threads).workers;
         let sharding = Sharding::new(self.shard, self.members(backend));
-        Ok(Mesh::new(self.data, workers).with_model(self.model).sharded(sharding))
+        Ok(Mesh::new(self.replicas, workers)
+            .with_devices_per_replica(self.devices_per_replica)
+            .sharded(sharding))
     }
 
     /// A short name, `data=2,model=4` and what is sharded.
     pub fn name(&self) -> String {
-        let model = if self.model > 1 { format!(",model={}", self.model) } else { String::new() };
+        let model = if self.devices_per_replica > 1 {
+            format!(",model={}", self.devices_per_replica)
+        } else {
+            String::new()
+        };
         let shard = match self.shard {
             Shard::None => String::new(),
             level => format!(" --shard {}", level.name()),
         };
-        format!("data={}{model}{shard}", self.data)
+        format!("data={}{model}{shard}", self.replicas)
     }
 }
 
@@ -132,11 +142,11 @@ impl Model {
         let backend = mesh.kind.backend()?;
         let compiled_for = mesh.compiled_for(&*backend)?;
         let program = self.with_planner("mesh_plan", StepKind::Train, |session, step| {
-            let cuts = session.cuts_of(mesh.layout.as_ref())?;
-            session.program_cut(step, batch, (compiled_for, &*backend), &cuts)
+            let axes = session.partition_axes_of(mesh.layout.as_ref())?;
+            session.partitioned_program(step, batch, (compiled_for, &*backend), &axes)
         })?;
         let memory = backend.memory_plan(&program, false);
-        let rows = compiled_for.max_device_rows(batch);
+        let rows = compiled_for.max_replica_rows(batch);
         let members = mesh.members(&*backend);
         let transfers = program.transfers(rows);
         let sums = |axis: MeshAxis, members: usize| {
@@ -144,13 +154,15 @@ impl Model {
             of_axis.fold((0, 0.0), |(n, bytes), t| (n + 1, bytes + t.sent(members)))
         };
         let parts = program.params();
-        let whole = |spec: &ParamSpec| spec.len() * if spec.cut.is_some() { mesh.model } else { 1 };
+        let whole = |spec: &ParamSpec| {
+            spec.len() * if spec.partition_axis.is_some() { mesh.devices_per_replica } else { 1 }
+        };
         let held = |(i, spec): (usize, &ParamSpec)| {
             let id = phalanx_graph::ParamId(i as u32);
             compiled_for.sharding.held(id, spec, 0).len() * 4
         };
-        let count = |cut: bool| {
-            let chosen = parts.iter().filter(|spec| !cut || spec.cut.is_some());
+        let count = |partitioned: bool| {
+            let chosen = parts.iter().filter(|spec| !partitioned || spec.partition_axis.is_some());
             chosen.fold((0, 0), |(n, elements), spec| (n + 1, elements + whole(spec)))
         };
         Ok(MeshPlan {
@@ -159,9 +171,9 @@ impl Model {
                 parts.iter().enumerate().map(held).sum(),
                 parts.iter().map(|spec| whole(spec) * 4).sum(),
             ),
-            cut: [count(true), count(false)],
+            partitioned: [count(true), count(false)],
             gathered: 2 * program.memory().gathered,
-            over_model: sums(MeshAxis::Model, mesh.model),
+            over_model: sums(MeshAxis::Model, mesh.devices_per_replica),
             over_data: sums(MeshAxis::Batch, members),
             time: speed.map(|speed| step_time(&program, batch, &transfers, (members, speed))),
             mesh: mesh.clone(),
@@ -180,7 +192,7 @@ impl Model {
         devices: &PlannedMesh,
         (memory, speed): (usize, MeshSpeed),
     ) -> Result<Vec<MeshPlan>> {
-        let count = devices.data * devices.model;
+        let count = devices.replicas * devices.devices_per_replica;
         let backend = devices.kind.backend()?;
         let (mut plans, mut refused) = (vec![], None);
         let largest = if devices.layout.is_some() { count } else { 1 };
@@ -189,8 +201,14 @@ impl Model {
                 let layout =
                     devices.layout.as_ref().map(|layout| layout.resized(count / model, model));
                 let layout = layout.transpose()?.filter(|_| model > 1);
-                let data = count / model;
-                let mesh = PlannedMesh { data, model, shard, layout, ..devices.clone() };
+                let replicas = count / model;
+                let mesh = PlannedMesh {
+                    replicas,
+                    devices_per_replica: model,
+                    shard,
+                    layout,
+                    ..devices.clone()
+                };
                 match self.mesh_plan(batch, &mesh, Some(speed)) {
                     Ok(plan) => plans.push(plan),
                     Err(error) => refused = Some(error),
@@ -207,7 +225,7 @@ impl Model {
             (
                 bytes > limit,
                 if bytes > limit { bytes as i64 } else { step },
-                plan.mesh.model,
+                plan.mesh.devices_per_replica,
                 plan.mesh.shard,
             )
         };
@@ -228,7 +246,7 @@ fn step_time(
     (members, speed): (usize, MeshSpeed),
 ) -> StepTime {
     let mesh = program.options().mesh;
-    let devices = (mesh.devices * mesh.model) as f64;
+    let devices = (mesh.replicas * mesh.devices_per_replica) as f64;
     let seconds = |instr: &Instr| program.cost(instr, rows).flops / devices / speed.flops;
     let at: Vec<f64> = program
         .instrs()
@@ -244,7 +262,7 @@ fn step_time(
     let mut link_free = 0.0;
     for transfer in transfers {
         let (members, link) = match transfer.axis {
-            MeshAxis::Model => (mesh.model, model_link),
+            MeshAxis::Model => (mesh.devices_per_replica, model_link),
             MeshAxis::Batch => (members, data_link),
         };
         if members < 2 {

@@ -129,7 +129,7 @@ mod tests {
         let arrays = Arrays::new(&texts, ()).unwrap().batch(2).unwrap();
         let staged = staged(Arc::new(arrays), &model.def);
         let mesh = phalanx_graph::Mesh::new(2, 1);
-        let shard = worker.map(|worker| LocalShard { mesh, devices: worker..worker + 1 });
+        let shard = worker.map(|worker| LocalShard { mesh, replicas: worker..worker + 1 });
         let mut epoch = staged.epoch_of(0, 0, 0, shard.as_ref()).unwrap();
         let (mut batch, mut all) = (HostBatch::default(), vec![]);
         while epoch.next(&mut batch).unwrap() {

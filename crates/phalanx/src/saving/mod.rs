@@ -332,7 +332,7 @@ fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<SafeTe
 /// Truncates a message, or a path of names from a file.
 fn truncate(text: &str) -> String {
     const MAX_SHOWN: usize = 600;
-    text::cut(text, MAX_SHOWN).into_owned()
+    text::truncate(text, MAX_SHOWN).into_owned()
 }
 
 /// Joins a list of faults, truncated if it is long.

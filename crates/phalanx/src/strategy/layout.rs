@@ -215,7 +215,7 @@ impl LayoutMap {
     /// # Errors
     /// A key without a weight, a weight with two layouts or another number of axes, or an axis that the batch axis of the
     /// mesh would divide.
-    pub(crate) fn cut(
+    pub(crate) fn partition(
         &self,
         params: &mut [ParamSpec],
         weights: &[(ParamId, String)],
@@ -243,7 +243,7 @@ impl LayoutMap {
                 let what = format!("axis {axis} of {what}");
                 return Err(Error::argument(MAP, &what, expected, spec.dims[axis]));
             }
-            spec.cut = Some(axis);
+            spec.partition_axis = Some(axis);
         }
         let Some(unused) = used.iter().position(|used| !used) else { return Ok(()) };
         let key = &self.entries[unused].key;
@@ -268,7 +268,7 @@ mod tests {
             name: name.into(),
             dims: dims.into(),
             trainable: true,
-            cut: None,
+            partition_axis: None,
         };
         let specs = vec![
             spec("block_0/ffn_up/kernel", &[6, 8]),
@@ -280,10 +280,10 @@ mod tests {
         (specs, paths)
     }
 
-    fn cut(map: &LayoutMap) -> Result<Vec<Option<usize>>> {
+    fn partition_axes(map: &LayoutMap) -> Result<Vec<Option<usize>>> {
         let (mut specs, weights) = specs();
-        map.cut(&mut specs, &weights)?;
-        Ok(specs.iter().map(|s| s.cut).collect())
+        map.partition(&mut specs, &weights)?;
+        Ok(specs.iter().map(|s| s.partition_axis).collect())
     }
 
     #[test]
@@ -295,14 +295,14 @@ mod tests {
             .unwrap()
             .insert(".*down/kernel", [Some("model"), None])
             .unwrap();
-        assert_eq!(cut(&map).unwrap(), [Some(1), Some(0), Some(0)]);
+        assert_eq!(partition_axes(&map).unwrap(), [Some(1), Some(0), Some(0)]);
     }
 
     #[test]
     fn layouts_that_do_not_fit_are_refused() {
         let one = |key: &str, axes: &[Option<&str>]| {
             let map = LayoutMap::new(&mesh()).insert(key, axes.iter().copied())?;
-            cut(&map)
+            partition_axes(&map)
         };
         for (key, axes, expected) in [
             (
@@ -341,7 +341,7 @@ mod tests {
             .unwrap()
             .insert(".*up.*", [None, Some("model")])
             .unwrap();
-        let error = cut(&twice).unwrap_err().to_string();
+        let error = partition_axes(&twice).unwrap_err().to_string();
         assert!(error.contains("expected one layout, received '.*kernel' and '.*up.*'"), "{error}");
         assert!(twice.insert(".*kernel", [None, None]).is_err());
     }

@@ -74,7 +74,7 @@ pub struct MirroredStrategy {
     policy: Option<Policy>,
     shard: Shard,
     /// Devices of each replica.
-    model: usize,
+    devices_per_replica: usize,
     layout: Option<Arc<LayoutMap>>,
     recompute: Recompute,
 }
@@ -87,7 +87,7 @@ pub enum Recompute {
     Auto,
     /// Never.
     Never,
-    /// The forward pass is cut into this many segments; only what crosses from one to the next is kept.
+    /// The forward pass is split into this many segments; only what crosses from one to the next is kept.
     Segments(usize),
 }
 
@@ -117,7 +117,7 @@ impl MirroredStrategy {
             deterministic: false,
             policy: None,
             shard: Shard::None,
-            model: 1,
+            devices_per_replica: 1,
             layout: None,
             recompute: Recompute::Auto,
         }
@@ -232,7 +232,7 @@ impl MirroredStrategy {
 
     /// Divides the devices into replicas, and the weights among the devices of each.
     fn with_layout(mut self, layout: LayoutMap) -> Result<MirroredStrategy> {
-        (_, self.model, _) = layout.device_mesh().split(None)?;
+        (_, self.devices_per_replica, _) = layout.device_mesh().split(None)?;
         self.layout = Some(Arc::new(layout));
         Ok(self)
     }
@@ -269,7 +269,7 @@ impl MirroredStrategy {
 
     /// Number of replicas: the factor between a per-replica and the global batch.
     pub fn num_replicas_in_sync(&self) -> usize {
-        self.devices.len() / self.model
+        self.devices.len() / self.devices_per_replica
     }
 
     /// The devices.
@@ -292,8 +292,8 @@ impl MirroredStrategy {
         if self.deterministic && Mesh::fixed(replicas).is_none() {
             return fail("deterministic", "1, 2, 4 or 8 replicas", replicas);
         }
-        if self.deterministic && self.model > 1 {
-            return fail("deterministic", "replicas of one device", self.model);
+        if self.deterministic && self.devices_per_replica > 1 {
+            return fail("deterministic", "replicas of one device", self.devices_per_replica);
         }
         let all = self.threads.saturating_mul(self.devices.len());
         if all > MAX_THREADS {
@@ -322,7 +322,7 @@ impl MirroredStrategy {
         let places: Vec<Place> = self.devices.iter().map(Device::place).collect();
         let request = OpenRequest {
             places: &places,
-            model: self.model,
+            devices_per_replica: self.devices_per_replica,
             threads,
             deterministic,
             params,

@@ -87,7 +87,7 @@ pub fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32>
     let node = low.call(&layer.into(), "it", &[x]).unwrap();
     let mut step = Step::new("test", low.graph);
     step.fetches.push(Fetch { name: "y".into(), node });
-    let options = CpuOptions { devices: at.devices, workers: at.workers, ..CpuOptions::default() };
+    let options = CpuOptions { replicas: at.devices, workers: at.workers, ..CpuOptions::default() };
     let mut cpu = CpuExecutor::new(options, step.graph.params()).unwrap();
     let rows = images.rows();
     let options = CpuBackend.options(cpu.mesh(), Policy::Float32, rows);

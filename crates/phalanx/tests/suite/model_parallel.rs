@@ -86,9 +86,9 @@ fn a_transformer_trains_like_on_one_device() {
         assert_eq!(strategy.num_replicas_in_sync(), batch);
         let divided = train(strategy).unwrap();
         let mesh = divided.program.options().mesh;
-        assert_eq!((mesh.devices, mesh.model), (batch, model));
+        assert_eq!((mesh.replicas, mesh.devices_per_replica), (batch, model));
         // Heads, dense layers and classes are summed over the devices of a replica.
-        let exchanges = divided.program.to_string().contains("= sum_parts(");
+        let exchanges = divided.program.to_string().contains("= all_reduce_sum_parts(");
         assert_eq!(exchanges, model > 1, "{}", divided.program);
         for (got, want) in divided.losses.iter().zip(&one.losses) {
             assert!((got - want).abs() <= 1e-4 * want.abs(), "{batch}x{model}: {got}, {want}");

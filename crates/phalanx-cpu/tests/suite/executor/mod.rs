@@ -24,7 +24,7 @@ struct Cpu;
 
 fn start(mesh: Mesh, isa: Option<Isa>, params: &[ParamSpec]) -> Box<dyn Executor> {
     let options =
-        CpuOptions { devices: mesh.devices, workers: mesh.workers, isa, ..CpuOptions::default() };
+        CpuOptions { replicas: mesh.replicas, workers: mesh.workers, isa, ..CpuOptions::default() };
     Box::new(CpuExecutor::new(options, params).expect("starts"))
 }
 

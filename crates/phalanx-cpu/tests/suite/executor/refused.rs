@@ -74,37 +74,38 @@ fn a_program_with_other_optimizer_slots_is_refused() {
 }
 
 #[test]
-fn a_cluster_that_counts_other_devices_is_refused() {
-    let params = [ParamSpec { name: "w".into(), dims: vec![4], trainable: true, cut: None }];
-    let options = |devices| CpuOptions { devices, workers: 1, ..CpuOptions::default() };
-    let start = |devices: usize, table: &[usize]| {
+fn a_cluster_that_counts_other_replicas_is_refused() {
+    let params =
+        [ParamSpec { name: "w".into(), dims: vec![4], trainable: true, partition_axis: None }];
+    let options = |replicas| CpuOptions { replicas, workers: 1, ..CpuOptions::default() };
+    let start = |replicas: usize, table: &[usize]| {
         let mut cluster = clusters(&[1, 1]).remove(0);
-        cluster.devices = table.to_vec();
-        CpuExecutor::with_cluster(options(devices), &params, Some(cluster)).map(|e| e.mesh())
+        cluster.replicas = table.to_vec();
+        CpuExecutor::with_cluster(options(replicas), &params, Some(cluster)).map(|e| e.mesh())
     };
     assert_eq!(start(1, &[1, 3]), Ok(Mesh::new(4, 1)));
-    // With more devices than the table says, some would process rows that no feed holds.
-    for (devices, table) in
+    // With more replicas than the table says, some would process rows that no feed holds.
+    for (replicas, table) in
         [(2, &[1, 1][..]), (1, &[2, 1]), (1, &[1]), (1, &[1, 1, 1]), (1, &[1, usize::MAX])]
     {
-        let text = start(devices, table).expect_err("is refused").to_string();
-        assert!(text.contains(&format!("expected {devices} devices of process 0")), "{text}");
+        let text = start(replicas, table).expect_err("is refused").to_string();
+        assert!(text.contains(&format!("expected {replicas} replicas of process 0")), "{text}");
     }
 }
 
 #[test]
 fn worker_and_weight_counts_that_overflow_are_refused() {
     let half = usize::MAX / 2 + 1;
-    let options = |devices, workers| CpuOptions { devices, workers, ..CpuOptions::default() };
-    for devices in [half, usize::MAX, 1 << 30] {
-        let text = CpuExecutor::new(options(devices, 2), &[]).err().expect("refused").to_string();
+    let options = |replicas, workers| CpuOptions { replicas, workers, ..CpuOptions::default() };
+    for replicas in [half, usize::MAX, 1 << 30] {
+        let text = CpuExecutor::new(options(replicas, 2), &[]).err().expect("refused").to_string();
         assert!(text.contains("workers, received"), "{text}");
     }
     let spec = |dims: &[usize]| ParamSpec {
         name: "w".into(),
         dims: dims.into(),
         trainable: true,
-        cut: None,
+        partition_axis: None,
     };
     for params in [vec![spec(&[half, 2])], vec![spec(&[half, 4, 4])], vec![spec(&[half]); 2]] {
         let error = CpuExecutor::new(options(1, 1), &params).err().expect("refused");

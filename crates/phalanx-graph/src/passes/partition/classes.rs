@@ -1,4 +1,4 @@
-//! Ops over an axis of classes or words that is cut: softmax, crossentropy and lookups, in terms of sums and maxima over
+//! Ops over an axis of classes or words that is partitioned: softmax, crossentropy and lookups, in terms of sums and maxima over
 //! the model axis.
 
 use super::Partitioner;
@@ -8,7 +8,7 @@ use crate::graph::{Node, NodeId};
 use crate::ops::{ModelOp, Op, ReduceKind, Unary};
 use crate::types::ModelSpace;
 
-/// The maximum of a cut last axis, and the sum of the exponentials of what remains without it.
+/// The maximum of a partitioned last axis, and the sum of the exponentials of what remains without it.
 struct SoftmaxParts {
     /// `exp(x - max)`.
     exp: NodeId,
@@ -19,7 +19,7 @@ struct SoftmaxParts {
 }
 
 impl Partitioner {
-    /// Appends the new form of a node that needs an axis whole which is cut, if there is one that computes on parts.
+    /// Appends the new form of a node that needs a partitioned axis whole, if one computes on parts.
     pub(super) fn over_classes(
         &mut self,
         node: &Node,
@@ -27,7 +27,7 @@ impl Partitioner {
     ) -> Result<Option<NodeId>> {
         let cut_last = |p: &Partitioner| {
             let last = p.graph.ty(inputs[0]).dims.len().checked_sub(1);
-            last.is_some_and(|axis| p.model(inputs[0]) == ModelSpace::Shard(axis))
+            last.is_some_and(|axis| p.model(inputs[0]) == ModelSpace::Partitioned(axis))
         };
         match node.op {
             Op::Dropout { .. } => self.dropout(node, inputs[0]),
@@ -54,7 +54,8 @@ impl Partitioner {
 
     /// Dropout of a part: the mask of the whole value, of which each device takes its part.
     fn dropout(&mut self, node: &Node, x: NodeId) -> Result<Option<NodeId>> {
-        let (Op::Dropout { noise, .. }, ModelSpace::Shard(axis)) = (&node.op, self.model(x)) else {
+        let (Op::Dropout { noise, .. }, ModelSpace::Partitioned(axis)) = (&node.op, self.model(x))
+        else {
             return Ok(None);
         };
         if noise[axis] == 1 && node.ty.dims[axis] > 1 || !node.ty.is_rows() {
@@ -64,14 +65,14 @@ impl Partitioner {
         let like = self.graph.push(Op::RowIndex, &[])?;
         let ones = repeat_rows(&mut self.graph, ones, like)?;
         let mask = self.graph.push(node.op.clone(), &[ones])?;
-        let mask = self.convert(mask, ModelOp::Part { axis })?;
+        let mask = self.convert(mask, ModelOp::Slice { axis })?;
         self.graph.mul(x, mask).map(Some)
     }
 
     fn reduce_last(&mut self, x: NodeId, kind: ReduceKind) -> Result<NodeId> {
         let axis = self.graph.ty(x).dims.len() - 1;
         let part = self.graph.push(Op::Reduce { kind, axes: vec![axis] }, &[x])?;
-        self.convert(part, ModelOp::Reduce(kind))
+        self.convert(part, ModelOp::AllReduce(kind))
     }
 
     fn softmax_parts(&mut self, x: NodeId) -> Result<SoftmaxParts> {
@@ -87,7 +88,7 @@ impl Partitioner {
         let axis = self.graph.ty(logits).dims.len() - 1;
         let depth = self.graph.ty(logits).last();
         let hot = self.graph.push(Op::OneHot { depth }, &[labels])?;
-        self.convert(hot, ModelOp::Part { axis })
+        self.convert(hot, ModelOp::Slice { axis })
     }
 
     /// `log Σ exp(x - max) - (x[label] - max)`.

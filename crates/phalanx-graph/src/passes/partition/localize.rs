@@ -38,16 +38,16 @@ impl Localizer {
     /// The type of a part.
     fn part(&self, ty: &Type) -> Type {
         let mut part = ty.clone().with_model(ModelSpace::Mirrored);
-        if let ModelSpace::Shard(axis) = ty.model {
+        if let ModelSpace::Partitioned(axis) = ty.model {
             part.dims[axis] /= self.parts;
         }
         part
     }
 
-    /// Cut parameters have the dimensions of their parts.
+    /// Partitioned parameters have the dimensions of their parts.
     fn params(&mut self, graph: &Graph) {
         for (i, spec) in graph.params().iter().enumerate() {
-            if let Some(axis) = spec.cut {
+            if let Some(axis) = spec.partition_axis {
                 let mut spec = spec.clone();
                 spec.dims[axis] /= self.parts;
                 self.graph().set_param(crate::ParamId(i as u32), spec);
@@ -65,7 +65,7 @@ impl Localizer {
         let ty = self.part(&node.ty);
         match &node.op {
             Op::Model(op) => self.conversion(old, *op, node, x[0], only_use),
-            Op::Gather if old.ty(node.inputs[0]).model == ModelSpace::Shard(0) => {
+            Op::Gather if old.ty(node.inputs[0]).model == ModelSpace::Partitioned(0) => {
                 self.gather(x[0], x[1])
             }
             Op::Param { .. } | Op::Feed { .. } => {
@@ -113,9 +113,9 @@ impl Localizer {
     ) -> Result<NodeId> {
         let parts = self.parts;
         let parts = match op {
-            ModelOp::Reduce(kind) => PartsOp::Reduce(kind),
-            ModelOp::Gather { axis } => PartsOp::Join { axis, parts },
-            ModelOp::Part { axis } => {
+            ModelOp::AllReduce(kind) => PartsOp::AllReduce(kind),
+            ModelOp::AllGather { axis } => PartsOp::AllGather { axis, parts },
+            ModelOp::Slice { axis } => {
                 let whole = old.node(node.inputs[0]);
                 let operand = |i: usize| self.r.get(whole.inputs[i]);
                 let last = axis + 1 == whole.ty.dims.len();
@@ -129,7 +129,7 @@ impl Localizer {
                         let labels = operand(0);
                         return self.one_hot(labels, depth);
                     }
-                    _ => PartsOp::Take { axis, parts },
+                    _ => PartsOp::Slice { axis, parts },
                 }
             }
         };
@@ -139,7 +139,7 @@ impl Localizer {
     /// The numbers of this device's part of `count` classes or words.
     fn numbers(&mut self, count: usize) -> Result<NodeId> {
         let all = iota(self.graph(), count)?;
-        let take = PartsOp::Take { axis: 0, parts: self.parts };
+        let take = PartsOp::Slice { axis: 0, parts: self.parts };
         self.graph().push(Op::Parts(take), &[all])
     }
 

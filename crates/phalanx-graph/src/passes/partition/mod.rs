@@ -1,6 +1,6 @@
 //! Model parallelism: divides the work of a replica among its devices.
 //!
-//! The step that comes in computes on whole values; some of its parameters are marked as cut along an axis. [`partition`]
+//! The step that comes in computes on whole values; some of its parameters are marked as partitioned along an axis. [`partition`]
 //! walks through the nodes, forward and backward pass alike, and lets each compute on the parts that its operands have, as
 //! far as its axes permit (`ops/factors.rs`). Where they do not, it inserts a conversion: a sum, a gather, or the selection
 //! of a part. Types then prove that no sum is forgotten or counted twice. [`localize`] replaces the dimensions of whole
@@ -87,7 +87,7 @@ impl Partitioner {
     /// Fails if a parameter cannot be divided evenly.
     fn check_cuts(&self) -> Result<()> {
         for spec in self.graph.params() {
-            let Some(axis) = spec.cut else { continue };
+            let Some(axis) = spec.partition_axis else { continue };
             let Some(dim) = spec.dims.get(axis) else {
                 let expected = format!("one of its {} axes", spec.dims.len());
                 return Err(cut_error(&spec.name, axis, expected, axis.to_string()));
@@ -118,9 +118,9 @@ impl Partitioner {
     fn whole(&mut self, x: NodeId) -> Result<NodeId> {
         match self.model(x) {
             ModelSpace::Mirrored => Ok(x),
-            ModelSpace::Partial => self.convert(x, ModelOp::Reduce(ReduceKind::Sum)),
-            ModelSpace::PartialMax => self.convert(x, ModelOp::Reduce(ReduceKind::Max)),
-            ModelSpace::Shard(axis) => {
+            ModelSpace::Partial => self.convert(x, ModelOp::AllReduce(ReduceKind::Sum)),
+            ModelSpace::PartialMax => self.convert(x, ModelOp::AllReduce(ReduceKind::Max)),
+            ModelSpace::Partitioned(axis) => {
                 if let Some(param) = self.parameter(x) {
                     let name = shown(&self.graph.params()[param.index()].name);
                     let layer = self.graph.scope_name(x).to_string();
@@ -129,7 +129,7 @@ impl Partitioner {
                     let what = format!("axis {axis} of '{name}'");
                     return Err(GraphError::mismatch(what, expected, received));
                 }
-                self.convert(x, ModelOp::Gather { axis })
+                self.convert(x, ModelOp::AllGather { axis })
             }
         }
     }
@@ -140,22 +140,22 @@ impl Partitioner {
             return Ok(x);
         }
         let whole = match (self.model(x), wanted) {
-            (ModelSpace::Shard(axis), _) => self.convert(x, ModelOp::Gather { axis })?,
+            (ModelSpace::Partitioned(axis), _) => self.convert(x, ModelOp::AllGather { axis })?,
             _ => self.whole(x)?,
         };
         match wanted {
-            ModelSpace::Shard(axis) => self.convert(whole, ModelOp::Part { axis }),
+            ModelSpace::Partitioned(axis) => self.convert(whole, ModelOp::Slice { axis }),
             _ => Ok(whole),
         }
     }
 
-    /// The cut parameter that a value is, apart from its shape.
+    /// The partitioned parameter that a value is, apart from its shape.
     fn parameter(&self, mut x: NodeId) -> Option<ParamId> {
         loop {
             let node = self.graph.node(x);
             match node.op {
                 Op::Param { id } => return Some(id),
-                Op::Reshape { .. } | Op::Transpose { .. } | Op::Model(ModelOp::Part { .. }) => {
+                Op::Reshape { .. } | Op::Transpose { .. } | Op::Model(ModelOp::Slice { .. }) => {
                     x = node.inputs[0];
                 }
                 _ => return None,
@@ -166,8 +166,8 @@ impl Partitioner {
     /// Appends the new form of a node.
     fn node(&mut self, node: &Node, inputs: Vec<NodeId>) -> Result<NodeId> {
         if let Op::Param { id } = node.op {
-            let cut = self.graph.params()[id.index()].cut;
-            let model = cut.map_or(ModelSpace::Mirrored, ModelSpace::Shard);
+            let axis = self.graph.params()[id.index()].partition_axis;
+            let model = axis.map_or(ModelSpace::Mirrored, ModelSpace::Partitioned);
             return Ok(self.graph.push_typed(
                 node.op.clone(),
                 inputs,
@@ -205,7 +205,7 @@ impl Partitioner {
         let types: Vec<Type> = inputs.iter().map(|x| self.graph.ty(*x).clone()).collect();
         let factors = Factors::of(&node.op, &types.iter().collect::<Vec<_>>(), &node.ty);
         let label_of = |i: usize| match types[i].model {
-            ModelSpace::Shard(axis) => factors.inputs[i][axis],
+            ModelSpace::Partitioned(axis) => factors.inputs[i][axis],
             _ => None,
         };
         let Some(label) = self.choose(node, &inputs, &factors, label_of) else {
@@ -216,7 +216,7 @@ impl Partitioner {
         };
         for (i, x) in inputs.iter_mut().enumerate() {
             *x = match factors.inputs[i].iter().position(|l| *l == Some(label)) {
-                Some(axis) => self.converted(*x, ModelSpace::Shard(axis))?,
+                Some(axis) => self.converted(*x, ModelSpace::Partitioned(axis))?,
                 None => self.whole(*x)?,
             };
         }
@@ -232,7 +232,7 @@ impl Partitioner {
         }
     }
 
-    /// The label along which a node works on parts, if any: that of a weight, or else the first. Operands cut along other
+    /// The label along which a node works on parts, if any: that of a weight, or else the first. Operands partitioned along other
     /// axes are gathered.
     fn choose(
         &self,
@@ -253,13 +253,14 @@ impl Partitioner {
             matches!(node.op, Op::Dot(_) | Op::DotGradInput | Op::Conv(..) | Op::ConvGradInput(_));
         let keeps = !product
             || inputs[1..].iter().zip(&factors.inputs[1..]).all(|(x, labels)| {
-                let uncut = self.parameter(*x).is_some() && self.model(*x) == ModelSpace::Mirrored;
-                !(uncut && labels.len() > 1 && labels.contains(&Some(label)))
+                let mirrored =
+                    self.parameter(*x).is_some() && self.model(*x) == ModelSpace::Mirrored;
+                !(mirrored && labels.len() > 1 && labels.contains(&Some(label)))
             });
         (fits && adds && (keeps || of_weight.is_some())).then_some(label)
     }
 
-    /// Whether an op may be cut along an axis that its result lacks: it sums over it, or takes a maximum.
+    /// Whether an op may be partitioned along an axis that its result lacks: it sums over it, or takes a maximum.
     fn sums_along(&self, op: &Op) -> bool {
         let plain = match op {
             Op::Dot(_) => Op::Dot(Epilogue::default()),
@@ -287,7 +288,9 @@ impl Partitioner {
     /// weights.
     fn finish(mut self, step: Step) -> Result<Step> {
         let of_param = |id: ParamId| {
-            step.graph.params()[id.index()].cut.map_or(ModelSpace::Mirrored, ModelSpace::Shard)
+            step.graph.params()[id.index()]
+                .partition_axis
+                .map_or(ModelSpace::Mirrored, ModelSpace::Partitioned)
         };
         let mut roots: Vec<(NodeId, ModelSpace)> = vec![];
         roots.extend(step.fetches.iter().map(|f| (f.node, ModelSpace::Mirrored)));

@@ -4,15 +4,15 @@ use crate::ops::{Binary, Unary};
 use crate::step::{Fetch, Gradient};
 use crate::types::{DType, Scope, Space};
 
-/// Two dense layers, the first cut by columns, the second by rows, as in a transformer; and their gradients.
+/// Two dense layers, the first partitioned by columns, the second by rows, as in a transformer; and their gradients.
 fn step() -> Step {
     let mut g = Graph::new();
     let feed = g.add_feed("x", Type::rows([6]));
     let up = g.add_param("up", &[6, 8], true);
     let bias = g.add_param("bias", &[8], true);
     let down = g.add_param("down", &[8, 4], true);
-    g.cut(up, 1);
-    g.cut(down, 0);
+    g.partition(up, 1);
+    g.partition(down, 0);
     let (x, w, b, v) = (g.feed(feed), g.param(up), g.param(bias), g.param(down));
     let h = g.push(Op::Dot(Epilogue { bias: true, relu: true }), &[x, w, b]).unwrap();
     let y = g.push(Op::Dot(Epilogue { bias: false, relu: true }), &[h, v]).unwrap();
@@ -55,9 +55,9 @@ fn a_pair_of_dense_layers_is_summed_once() {
     let text = divided.graph.to_string();
     let ops = |name: &str| text.lines().filter(|l| l.contains(&format!("= {name}("))).count();
     // Forward the product with `down`; backward nothing, since the input needs no derivative.
-    assert_eq!(ops("model_sum"), 1, "{text}");
+    assert_eq!(ops("model_all_reduce_sum"), 1, "{text}");
     // The bias follows the units, and its gradient is joined.
-    assert_eq!((ops("model_part axis=0"), ops("model_gather axis=0")), (1, 1), "{text}");
+    assert_eq!((ops("model_slice axis=0"), ops("model_all_gather axis=0")), (1, 1), "{text}");
     assert!(text.contains("param() \"up\" : mirrored f32[6,8/model]"), "{text}");
     assert!(text.contains(": rows partial(model) f32[4]"), "{text}");
 }
@@ -80,13 +80,13 @@ fn parameters_that_cannot_be_cut_are_refused() {
         change(&mut step.graph);
         partition(step, 4).unwrap_err().to_string()
     };
-    let odd = error(|g| g.cut(ParamId(0), 0));
+    let odd = error(|g| g.partition(ParamId(0), 0));
     assert_eq!(odd, "axis 0 of 'up': expected a multiple of the model axis, 4, received 6");
-    let missing = error(|g| g.cut(ParamId(1), 1));
+    let missing = error(|g| g.partition(ParamId(1), 1));
     assert_eq!(missing, "axis 1 of 'bias': expected one of its 1 axes, received 1");
     let mut g = Graph::new();
     let scores = g.add_param("scores", &[4, 8], true);
-    g.cut(scores, 1);
+    g.partition(scores, 1);
     let scores = g.param(scores);
     let sorted = g.push(Op::ArgSort, &[scores]).unwrap();
     let mut step = Step::new("sort", g);
@@ -105,50 +105,50 @@ fn shared(op: Op, x: &[(&[usize], ModelSpace)]) -> Option<ModelSpace> {
 
 #[test]
 fn sums_over_the_model_axis_are_neither_forgotten_nor_counted_twice() {
-    use ModelSpace::{Mirrored, Partial, Shard};
+    use ModelSpace::{Mirrored, Partial, Partitioned};
     let unary = |u, x| shared(Op::Unary(u), &[(&[4], x)]);
     let binary = |b, x, y| shared(Op::Binary(b), &[(&[4], x), (&[4], y)]);
     assert_eq!(unary(Unary::Relu, Partial), None);
     assert_eq!(unary(Unary::Neg, Partial), Some(Partial));
-    assert_eq!(unary(Unary::Exp, Shard(0)), Some(Shard(0)));
+    assert_eq!(unary(Unary::Exp, Partitioned(0)), Some(Partitioned(0)));
     assert_eq!(binary(Binary::Add, Partial, Partial), Some(Partial));
     assert_eq!(binary(Binary::Add, Partial, Mirrored), None);
     assert_eq!(binary(Binary::Mul, Partial, Mirrored), Some(Partial));
     assert_eq!(binary(Binary::Mul, Partial, Partial), None);
-    assert_eq!(binary(Binary::Add, Shard(0), Mirrored), None);
-    assert_eq!(binary(Binary::Add, Shard(0), Partial), None);
-    let sum = |x| shared(Op::Model(ModelOp::Reduce(ReduceKind::Sum)), &[(&[4], x)]);
-    assert_eq!((sum(Partial), sum(Mirrored), sum(Shard(0))), (Some(Mirrored), None, None));
+    assert_eq!(binary(Binary::Add, Partitioned(0), Mirrored), None);
+    assert_eq!(binary(Binary::Add, Partitioned(0), Partial), None);
+    let sum = |x| shared(Op::Model(ModelOp::AllReduce(ReduceKind::Sum)), &[(&[4], x)]);
+    assert_eq!((sum(Partial), sum(Mirrored), sum(Partitioned(0))), (Some(Mirrored), None, None));
     let reduce = |kind, x| shared(Op::Reduce { kind, axes: vec![0] }, &[(&[4, 2], x)]);
-    assert_eq!(reduce(ReduceKind::Sum, Shard(0)), Some(Partial));
-    assert_eq!(reduce(ReduceKind::Sum, Shard(1)), Some(Shard(1)));
-    assert_eq!(reduce(ReduceKind::Max, Shard(0)), Some(ModelSpace::PartialMax));
+    assert_eq!(reduce(ReduceKind::Sum, Partitioned(0)), Some(Partial));
+    assert_eq!(reduce(ReduceKind::Sum, Partitioned(1)), Some(Partitioned(1)));
+    assert_eq!(reduce(ReduceKind::Max, Partitioned(0)), Some(ModelSpace::PartialMax));
     assert_eq!(reduce(ReduceKind::Max, Partial), None);
-    assert_eq!(shared(Op::Softmax, &[(&[4, 2], Shard(1))]), None);
-    assert_eq!(shared(Op::Softmax, &[(&[4, 2], Shard(0))]), Some(Shard(0)));
+    assert_eq!(shared(Op::Softmax, &[(&[4, 2], Partitioned(1))]), None);
+    assert_eq!(shared(Op::Softmax, &[(&[4, 2], Partitioned(0))]), Some(Partitioned(0)));
 }
 
 #[test]
 fn reshapes_keep_the_outermost_axis_of_those_they_merge() {
     let reshape = |from: &[usize], axis, to: &[usize]| {
-        shared(Op::Reshape { dims: to.to_vec() }, &[(from, ModelSpace::Shard(axis))])
+        shared(Op::Reshape { dims: to.to_vec() }, &[(from, ModelSpace::Partitioned(axis))])
     };
-    assert_eq!(reshape(&[5, 4, 3], 1, &[5, 12]), Some(ModelSpace::Shard(1)));
+    assert_eq!(reshape(&[5, 4, 3], 1, &[5, 12]), Some(ModelSpace::Partitioned(1)));
     assert_eq!(reshape(&[5, 4, 3], 2, &[5, 12]), None);
-    assert_eq!(reshape(&[5, 12], 1, &[5, 4, 3]), Some(ModelSpace::Shard(1)));
-    assert_eq!(reshape(&[5, 12], 1, &[5, 1, 12]), Some(ModelSpace::Shard(2)));
-    assert_eq!(reshape(&[4, 3], 0, &[12]), Some(ModelSpace::Shard(0)));
+    assert_eq!(reshape(&[5, 12], 1, &[5, 4, 3]), Some(ModelSpace::Partitioned(1)));
+    assert_eq!(reshape(&[5, 12], 1, &[5, 1, 12]), Some(ModelSpace::Partitioned(2)));
+    assert_eq!(reshape(&[4, 3], 0, &[12]), Some(ModelSpace::Partitioned(0)));
     assert_eq!(reshape(&[4, 3], 1, &[3, 4]), None);
 }
 
 #[test]
 fn integers_and_statistics_are_shared_too() {
     let labels = Type::new(DType::I32, Space::Rows, [5]);
-    let table = Type::mirrored([8, 4]).with_model(ModelSpace::Shard(0));
+    let table = Type::mirrored([8, 4]).with_model(ModelSpace::Partitioned(0));
     let found = Op::Gather.infer(&[&table, &labels]).unwrap();
     assert_eq!((found.model, found.dims), (ModelSpace::Partial, vec![5, 4]));
-    let wide = Type::mirrored([8, 4]).with_model(ModelSpace::Shard(1));
-    assert_eq!(Op::Gather.infer(&[&wide, &labels]).unwrap().model, ModelSpace::Shard(1));
-    let image = Type::rows([6, 6, 8]).with_model(ModelSpace::Shard(2));
-    assert_eq!(Op::Moments.infer(&[&image]).unwrap().model, ModelSpace::Shard(1));
+    let wide = Type::mirrored([8, 4]).with_model(ModelSpace::Partitioned(1));
+    assert_eq!(Op::Gather.infer(&[&wide, &labels]).unwrap().model, ModelSpace::Partitioned(1));
+    let image = Type::rows([6, 6, 8]).with_model(ModelSpace::Partitioned(2));
+    assert_eq!(Op::Moments.infer(&[&image]).unwrap().model, ModelSpace::Partitioned(1));
 }

@@ -160,7 +160,7 @@ impl Step for BucketStep {
     }
 
     fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
-        let shard = context.shard.clone().filter(|_| context.cut);
+        let shard = context.shard.clone().filter(|_| context.slices_batches);
         let buckets = self.buckets.clone();
         let waiting = buckets.batch_sizes.iter().map(|_| vec![]).collect();
         let inner = self.inner.open(context.all())?;

@@ -280,9 +280,9 @@ impl Reading {
     fn new(path: &Path, context: EpochContext) -> Result<Reading> {
         let mut file = open_file(path, "a cache file")?;
         let left = file.metadata().map_err(|e| Error::io(path, e))?.len();
-        let cut = || Error::file(path, "whole elements", "a truncated or damaged file");
+        let truncated = || Error::file(path, "whole elements", "a truncated or damaged file");
         let mut magic = [0; MAGIC.len()];
-        let left = left.checked_sub(magic.len() as u64).ok_or_else(cut)?;
+        let left = left.checked_sub(magic.len() as u64).ok_or_else(truncated)?;
         file.read_exact(&mut magic).map_err(|e| Error::io(path, e))?;
         if magic != *MAGIC {
             return Err(Error::file(path, "a cache file of this version", "another file"));

@@ -20,8 +20,8 @@ pub(super) struct EpochContext {
     pub path: u32,
     /// This worker's shard of every batch, if there are several workers.
     pub shard: Option<Arc<LocalShard>>,
-    /// Whether a batch may be cut to the shard, which requires that no later step looks at full batches.
-    pub cut: bool,
+    /// Whether a step may produce only the shard of a batch, which requires that no later step looks at full batches.
+    pub slices_batches: bool,
     /// The elements that are needed; `None` means all.
     pub wanted: Option<Wanted>,
 }
@@ -29,8 +29,8 @@ pub(super) struct EpochContext {
 impl EpochContext {
     pub fn new(seed: u64, epoch: u64, shard: Option<&LocalShard>) -> EpochContext {
         let shard = shard.filter(|shard| !shard.is_whole()).cloned().map(Arc::new);
-        let cut = shard.is_some();
-        EpochContext { seed, epoch, path: 0, shard, cut, wanted: None }
+        let slices_batches = shard.is_some();
+        EpochContext { seed, epoch, path: 0, shard, slices_batches, wanted: None }
     }
 
     /// The context of a nested step.
@@ -40,13 +40,13 @@ impl EpochContext {
     }
 
     /// For a step that looks at elements: batches must be complete.
-    pub fn uncut(self) -> EpochContext {
-        EpochContext { cut: false, ..self }
+    pub fn with_full_batches(self) -> EpochContext {
+        EpochContext { slices_batches: false, ..self }
     }
 
     /// For a step that must see every element.
     pub fn all(self) -> EpochContext {
-        EpochContext { cut: false, wanted: None, ..self }
+        EpochContext { slices_batches: false, wanted: None, ..self }
     }
 
     pub fn with_wanted(

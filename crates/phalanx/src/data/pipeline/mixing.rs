@@ -88,7 +88,7 @@ impl Step for Mix {
     }
 
     fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
-        let inner = self.inner.open(context.clone().uncut().inner(0))?;
+        let inner = self.inner.open(context.clone().with_full_batches().inner(0))?;
         let (name, mixture) = (self.name, self.mixture);
         Ok(Box::new(MixElements { inner, context, at: 0, name, mixture }))
     }

@@ -29,7 +29,7 @@ impl Step for Map {
     }
 
     fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
-        let context = context.uncut();
+        let context = context.with_full_batches();
         let inner = self.inner.open(context.clone())?;
         let workers = (0..self.threads).map(|_| Worker::new(self.f.clone()));
         let workers = workers.collect::<Result<_>>()?;

@@ -214,7 +214,7 @@ impl Step for Batch {
     }
 
     fn open(&self, context: EpochContext) -> Open {
-        let shard = context.shard.clone().filter(|_| context.cut);
+        let shard = context.shard.clone().filter(|_| context.slices_batches);
         let inner = self.inner.open(self.upstream(context, shard.clone()))?;
         let (size, drop_remainder, padding) =
             (self.size, self.drop_remainder, self.padding.clone());
@@ -236,7 +236,7 @@ impl Batch {
         let Some(end) = end.filter(|_| !everything) else { return context.all() };
         let (size, batches, drop_remainder) =
             (self.size, context.wanted.clone(), self.drop_remainder);
-        context.uncut().with_wanted(move |at| {
+        context.with_full_batches().with_wanted(move |at| {
             let (batch, row) = (at / size, at % size);
             let rows = end.saturating_sub(at - row).min(size);
             batches.as_ref().is_none_or(|wanted| wanted(batch))
@@ -429,7 +429,7 @@ impl Step for Zip {
 
     fn open(&self, context: EpochContext) -> Open {
         let [a, b] = &self.inner;
-        let context = context.uncut();
+        let context = context.with_full_batches();
         let (mut a, mut b) = (a.open(context.clone().inner(0))?, b.open(context.inner(1))?);
         Ok(Box::new(FromFn(move || match (a.next()?, b.next()?) {
             (Some(Item::Full(mut a)), Some(Item::Full(b))) => {
@@ -452,7 +452,10 @@ impl Step for Enumerate {
     }
 
     fn open(&self, context: EpochContext) -> Open {
-        Ok(Box::new(EnumerateElements { inner: self.inner.open(context.uncut())?, at: 0 }))
+        Ok(Box::new(EnumerateElements {
+            inner: self.inner.open(context.with_full_batches())?,
+            at: 0,
+        }))
     }
 }
 

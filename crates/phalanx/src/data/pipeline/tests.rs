@@ -214,7 +214,7 @@ fn a_cache_runs_what_is_before_it_once() {
 
 /// The shard of one of `workers` workers with one replica each.
 pub(super) fn shard(worker: usize, workers: usize) -> LocalShard {
-    LocalShard { mesh: phalanx_graph::Mesh::new(workers, 1), devices: worker..worker + 1 }
+    LocalShard { mesh: phalanx_graph::Mesh::new(workers, 1), replicas: worker..worker + 1 }
 }
 
 /// Rows, and the labels and weights produced, for every batch of an epoch.

@@ -42,8 +42,8 @@ impl WorkerCacheFile {
         of: Option<(u64, u32)>,
         cardinality: Cardinality,
     ) -> Result<WorkerCacheFile> {
-        let (LocalShard { devices, mesh }, mut name) = (shard, path.as_os_str().to_owned());
-        name.push(format!(".rows-{}-{}-of-{}", devices.start, devices.end, mesh.devices));
+        let (LocalShard { replicas, mesh }, mut name) = (shard, path.as_os_str().to_owned());
+        name.push(format!(".rows-{}-{}-of-{}", replicas.start, replicas.end, mesh.replicas));
         let path = PathBuf::from(name);
         let io = |e| Error::io(&path, e);
         let mut file = open_no_follow(&path)?;
@@ -195,12 +195,12 @@ struct Source<'a, R> {
 }
 
 impl<R: Read> Source<'_, R> {
-    fn cut(&self) -> Error {
+    fn truncated(&self) -> Error {
         Error::file(self.path, "whole elements", "a truncated or damaged file")
     }
 
     fn spend(&mut self, n: u64) -> Result<()> {
-        *self.left = self.left.checked_sub(n).ok_or_else(|| self.cut())?;
+        *self.left = self.left.checked_sub(n).ok_or_else(|| self.truncated())?;
         Ok(())
     }
 
@@ -210,7 +210,7 @@ impl<R: Read> Source<'_, R> {
         let got = self.from.take(n).read_to_end(&mut bytes);
         match got.map_err(|e| Error::io(self.path, e))? as u64 == n {
             true => Ok(bytes),
-            false => Err(self.cut()),
+            false => Err(self.truncated()),
         }
     }
 
@@ -219,7 +219,7 @@ impl<R: Read> Source<'_, R> {
         let passed = std::io::copy(&mut self.from.take(n), &mut std::io::sink());
         match passed.map_err(|e| Error::io(self.path, e))? == n {
             true => Ok(()),
-            false => Err(self.cut()),
+            false => Err(self.truncated()),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::saving::{open_file, write_atomic};
 use phalanx_distributed::warnings::warning;
 use phalanx_graph::Tensor;
-use phalanx_graph::text::{MAX_QUOTED, cut, escape};
+use phalanx_graph::text::{MAX_QUOTED, escape, truncate};
 use std::collections::BTreeMap;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -218,7 +218,7 @@ fn shown(names: &[String]) -> String {
     let known: Vec<String> = names
         .iter()
         .take(MAX_NAMES_SHOWN)
-        .map(|name| escape(&cut(name, MAX_QUOTED)).into_owned())
+        .map(|name| escape(&truncate(name, MAX_QUOTED)).into_owned())
         .collect();
     match names.len() {
         0 => "none".into(),

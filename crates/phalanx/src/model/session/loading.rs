@@ -13,10 +13,10 @@ use std::sync::Arc;
 impl Session {
     /// Fails if the devices of a replica cannot divide a step.
     pub(super) fn check_division(&self, step: &Step) -> Result<()> {
-        let parts = self.mesh().model;
+        let parts = self.mesh().devices_per_replica;
         if parts > 1 {
             let mut step = step.clone();
-            step.graph.set_cuts(&self.placement.cuts);
+            step.graph.set_partition_axes(&self.placement.partition_axes);
             phalanx_graph::passes::partition(step, parts)?;
         }
         Ok(())
@@ -36,41 +36,41 @@ impl Session {
         mesh: Mesh,
         backend: &dyn Backend,
     ) -> Result<Program> {
-        self.program_cut(step, batch, (mesh, backend), &self.placement.cuts)
+        self.partitioned_program(step, batch, (mesh, backend), &self.placement.partition_axes)
     }
 
     /// The same with parameters that are divided otherwise.
-    pub(in crate::model) fn program_cut(
+    pub(in crate::model) fn partitioned_program(
         &self,
         step: ShapedStep,
         batch: usize,
         (mesh, backend): (Mesh, &dyn Backend),
-        cuts: &[Option<usize>],
+        axes: &[Option<usize>],
     ) -> Result<Program> {
         let (policy, recompute) = (self.placement.policy, self.placement.recompute.1);
         let options = Options { recompute, ..backend.options(mesh, policy, batch) };
         let build = |max_batch| self.build(step, max_batch);
-        self.shapes.get(step.shape).steps.compile(step.kind, (options, cuts), build)
+        self.shapes.get(step.shape).steps.compile(step.kind, (options, axes), build)
     }
 
     /// The axis of each parameter that a layout divides.
-    pub(in crate::model) fn cuts_of(
+    pub(in crate::model) fn partition_axes_of(
         &self,
         layout: Option<&LayoutMap>,
     ) -> Result<Vec<Option<usize>>> {
         let mut params = self.weights.specs().to_vec();
-        params.iter_mut().for_each(|spec| spec.cut = None);
+        params.iter_mut().for_each(|spec| spec.partition_axis = None);
         if let Some(layout) = layout {
-            layout.cut(&mut params, &self.weights.paths(&self.def))?;
+            layout.partition(&mut params, &self.weights.paths(&self.def))?;
         }
-        Ok(params.iter().map(|spec| spec.cut).collect())
+        Ok(params.iter().map(|spec| spec.partition_axis).collect())
     }
 
     /// The program of a step for a batch of this size, as it would run.
     pub(crate) fn program(&self, step: ShapedStep, max_batch: usize) -> Result<Arc<Program>> {
         let (steps, options) = (&self.shapes.get(step.shape).steps, self.options(max_batch));
-        let cuts = &self.placement.cuts;
-        steps.program(step.kind, (options, cuts), |max_batch| self.build(step, max_batch))
+        let axes = &self.placement.partition_axes;
+        steps.program(step.kind, (options, axes), |max_batch| self.build(step, max_batch))
     }
 
     /// The loaded program of a step for batches of this size, if there is one.

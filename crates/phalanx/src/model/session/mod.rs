@@ -60,7 +60,7 @@ pub(crate) struct Placement {
     /// As requested; the backend may store wider numbers.
     pub policy: Policy,
     /// The axis of each parameter that the devices of a replica divide, if there is one.
-    pub cuts: Vec<Option<usize>>,
+    pub partition_axes: Vec<Option<usize>>,
     /// Whether the backward pass computes activations again, and in how many segments.
     pub recompute: (Recompute, usize),
     /// Whether a warning said that memory is short.
@@ -84,7 +84,7 @@ impl Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
             backend: strategy.backend().clone(),
             policy: requested.unwrap_or(of_layers),
-            cuts: params.iter().map(|spec| spec.cut).collect(),
+            partition_axes: params.iter().map(|spec| spec.partition_axis).collect(),
             recompute: match strategy.requested_recompute() {
                 Recompute::Segments(segments) => (Recompute::Segments(segments), segments),
                 other => (other, 0),
@@ -229,7 +229,7 @@ impl Session {
     ) -> Result<Session> {
         let Declared { mut params, weights, constants, scaling, update } = declared;
         if let Some(layout) = strategy.local().layout() {
-            layout.cut(&mut params, &device_weights::paths(&checks.def, &weights))?;
+            layout.partition(&mut params, &device_weights::paths(&checks.def, &weights))?;
         }
         check_shard(&objective, strategy.local().requested_shard())?;
         let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(&params)?));
@@ -293,7 +293,7 @@ impl Session {
     /// Loads the step that projects constrained weights, if any.
     fn load_constraints(&mut self, constraints: Option<Step>) -> Result<()> {
         if let Some(mut step) = constraints {
-            step.graph.set_cuts(&self.placement.cuts);
+            step.graph.set_partition_axes(&self.placement.partition_axes);
             let program = Program::compile(step, self.options(1))?;
             self.shapes.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
         }

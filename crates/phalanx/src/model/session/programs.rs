@@ -49,18 +49,19 @@ impl StepCache {
         self.steps[kind as usize].get().map_or(&[], |built| &built.constants)
     }
 
-    /// The program of a step, whose parameters are divided along `cuts`. `build` builds the step for a largest batch if this is its first use.
+    /// The program of a step, whose parameters are partitioned along `axes`. `build` builds the step for a largest
+    /// batch if this is its first use.
     pub(super) fn program(
         &self,
         kind: StepKind,
-        (options, cuts): (Options, &[Option<usize>]),
+        (options, axes): (Options, &[Option<usize>]),
         build: impl Fn(usize) -> Result<BuiltStep>,
     ) -> Result<Arc<Program>> {
         let known = |(k, o, _): &&(StepKind, Options, _)| *k == kind && *o == options;
         if let Some((.., program)) = self.programs.borrow().iter().find(known) {
             return Ok(program.clone());
         }
-        let program = Arc::new(self.compile(kind, (options, cuts), build)?);
+        let program = Arc::new(self.compile(kind, (options, axes), build)?);
         let mut programs = self.programs.borrow_mut();
         if programs.len() == MAX_PROGRAMS {
             programs.remove(0);
@@ -73,7 +74,7 @@ impl StepCache {
     pub(super) fn compile(
         &self,
         kind: StepKind,
-        (options, cuts): (Options, &[Option<usize>]),
+        (options, axes): (Options, &[Option<usize>]),
         build: impl Fn(usize) -> Result<BuiltStep>,
     ) -> Result<Program> {
         let cell = &self.steps[kind as usize];
@@ -89,7 +90,7 @@ impl StepCache {
             Some(rows) if rows != options.max_batch => build(options.max_batch)?.step,
             _ => built.step.clone(),
         };
-        step.graph.set_cuts(cuts);
+        step.graph.set_partition_axes(axes);
         Ok(Program::compile(step, options)?)
     }
 }

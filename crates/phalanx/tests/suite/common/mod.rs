@@ -167,7 +167,7 @@ pub fn run_on(
         Runner::Reference => {}
         Runner::Cpu { workers, portable } => {
             let isa = portable.then_some(Isa::PORTABLE);
-            let options = CpuOptions { devices: 1, workers, isa, ..CpuOptions::default() };
+            let options = CpuOptions { replicas: 1, workers, isa, ..CpuOptions::default() };
             let mut cpu = CpuExecutor::new(options, graph.params()).expect("an executor");
             return run_program(&CpuBackend, &mut cpu, graph, outputs, data);
         }
@@ -176,7 +176,7 @@ pub fn run_on(
             let places = &[Place { index: 0, part: None }];
             let (threads, deterministic, cluster) = (0, false, None);
             let request = OpenRequest {
-                model: 1,
+                devices_per_replica: 1,
                 places,
                 threads,
                 deterministic,

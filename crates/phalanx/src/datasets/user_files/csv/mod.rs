@@ -12,7 +12,7 @@ use crate::saving::open_file;
 use ::csv::{Position, ReaderBuilder, StringRecord};
 use columns::{grouped, inputs};
 use encoding::{Column, Kind, Role, parse_number};
-use phalanx_graph::text::{cut, escape};
+use phalanx_graph::text::{escape, truncate};
 use scan::Scan;
 use std::collections::HashSet;
 use std::fs::File;
@@ -458,7 +458,7 @@ fn letters(at: usize) -> String {
 
 /// The text of a cell for an error, shortened and escaped.
 fn cell(text: &str) -> String {
-    escape(&cut(text, MAX_CELL_SHOWN)).into_owned()
+    escape(&truncate(text, MAX_CELL_SHOWN)).into_owned()
 }
 
 fn shown(names: &[String]) -> String {
