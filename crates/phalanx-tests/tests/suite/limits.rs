@@ -111,7 +111,7 @@ const EXCEPTIONS: &[Exception] = &[
         Limit::Methods,
         "phalanx/src",
         "Session",
-        "joins the parts of a compiled model; its methods stand in files by job",
+        "runs steps on what its parts hold: objective, programs, weights, counters, other workers",
     ),
 ];
 

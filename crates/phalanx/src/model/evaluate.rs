@@ -258,7 +258,7 @@ impl Model {
             let data = source.prepare(session, arguments.batch_size, false, DATA)?.dataset();
             session.check_same_inputs(&*data)?;
             arguments.keep_own_callbacks(session);
-            Ok((progress, data, session.worker_shard()))
+            Ok((progress, data, session.workers.shard_if_several()))
         })?;
         let (history, none) = (History::default(), Logs::default());
         let batches = limited(data.batches(), arguments.steps);
@@ -375,7 +375,7 @@ pub(super) fn evaluate(
         if let Some(progress) = &mut progress {
             progress.step(done, &session.objective.logs(StepKind::Test, tally));
         }
-        !session.any_worker_stopping(pass.interrupt.raised())
+        !session.workers.any_worker_stopping(pass.interrupt.raised())
     };
     let mut tally = session.objective.tally(StepKind::Test);
     let completed = match table.zip(pass.data.in_memory()) {
@@ -439,14 +439,14 @@ fn evaluate_batches(
     after_steps: &mut AfterSteps<'_>,
 ) -> Result<bool> {
     let mut batch = HostBatch::default();
-    let shard = session.worker_shard();
+    let shard = session.workers.shard_if_several();
     let mut epoch = pass.data.epoch_of(session.state.seed, 0, 0, shard.as_ref())?;
     let (mut next_batch, mut staged) = (HostBatch::default(), false);
     let (steps, none) = (pass.steps.unwrap_or(usize::MAX), Logs::default());
     let mut more = epoch.next(&mut batch)?;
     let mut done = 0;
     while more && !events.stopped {
-        session.set_stop_flag(pass.interrupt.raised());
+        session.workers.set_stop_flag(pass.interrupt.raised());
         events.call(session, done, &none, |c, v| c.on_test_batch_begin(v))?;
         session.checks.origin = BatchOrigin::Data(pass.name, done + 1);
         let started = session.start(StepKind::Test, &batch, None, staged)?;

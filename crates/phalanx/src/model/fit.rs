@@ -285,7 +285,9 @@ impl Model {
 
     /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> Result<f64> {
-        self.with_session("learning_rate", |session| Ok(session.learning_rate()))
+        self.with_session("learning_rate", |session| {
+            Ok(session.objective.learning_rate(&session.state))
+        })
     }
 
     /// Returns the current loss scale if the optimizer is a
@@ -297,7 +299,8 @@ impl Model {
     /// Overrides the optimizer's learning rate or schedule from the next step on.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
         let session = self.session("set_learning_rate")?;
-        session.set_learning_rate(rate)
+        let Session { def, objective, state, .. } = session;
+        objective.set_learning_rate(state, &def.name, rate)
     }
 
     /// Trains the model and returns losses and metrics of every epoch.
@@ -381,7 +384,7 @@ impl Model {
         let mut staged = false;
         for step in 0..steps {
             tally = session.objective.tally(StepKind::Train);
-            let accumulation = session.optimizer_accumulation();
+            let accumulation = session.objective.accumulation();
             let started = session.start(StepKind::Train, &batch, accumulation, staged)?;
             if step + 1 < steps {
                 staged = session.stage(StepKind::Train, &batch)?;
@@ -434,8 +437,9 @@ impl Model {
         if batch_size == 0 {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
         }
-        let program =
-            self.with_planner("program", kind, |session, step| session.program(step, batch_size))?;
+        let program = self.with_planner("program", kind, |session, step| {
+            session.programs.program(&session.objective, step, batch_size)
+        })?;
         Ok(Arc::unwrap_or_clone(program))
     }
 
@@ -452,7 +456,7 @@ impl Model {
     /// Starts or stops measuring every instruction. [`Model::profile`] returns the measurements.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
         self.with_any_session(|session| {
-            session.set_profiling(on);
+            session.programs.set_profiling(on);
             Ok(())
         })
     }
@@ -460,17 +464,17 @@ impl Model {
     /// Returns time, arithmetic and bytes of every instruction of a step, measured since
     /// [`Model::set_profiling`], or `None` if no such step has run.
     pub fn profile(&self, kind: StepKind) -> Result<Option<Profile>> {
-        self.with_any_session(|session| Ok(session.profile(kind)))
+        self.with_any_session(|session| Ok(session.programs.profile(kind)))
     }
 
     /// Returns the names of the devices the model runs on.
     pub fn devices(&self) -> Result<Vec<String>> {
-        self.with_any_session(|session| Ok(session.placement.names.clone()))
+        self.with_any_session(|session| Ok(session.programs.placement.names.clone()))
     }
 
     /// Returns the dtype policy that the model was compiled for. The backend may store wider numbers.
     pub fn dtype_policy(&self) -> Result<Policy> {
-        self.with_any_session(|session| Ok(session.placement.policy))
+        self.with_any_session(|session| Ok(session.programs.placement.policy))
     }
 
     /// Returns the backend of the devices the model runs on.
@@ -478,7 +482,7 @@ impl Model {
     /// # Errors
     /// If no device can be used.
     pub fn backend(&self) -> Result<Arc<dyn Backend>> {
-        self.with_any_session(|session| Ok(session.placement.backend.clone()))
+        self.with_any_session(|session| Ok(session.programs.placement.backend.clone()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Memory planning: the device memory a step needs and the largest batch that fits, without running the step.
 
-use super::session::{Session, ShapedStep, StepKind};
+use super::session::{Objective, Programs, Session, ShapedStep, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
@@ -74,7 +74,8 @@ impl Model {
         }
         let mesh = devices.mesh()?;
         self.with_planner("memory_plan", kind, |session, step| {
-            session.memory_plan(step, batch_size, &*devices.kind.backend()?, mesh)
+            let devices = (mesh, &*devices.kind.backend()?);
+            session.programs.memory_plan(&session.objective, step, batch_size, devices)
         })
     }
 
@@ -84,8 +85,9 @@ impl Model {
     /// As for [`Model::memory_plan`].
     pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
         self.with_planner("memory_plan", kind, |session, step| {
-            let program = session.program(step, batch_size)?;
-            Ok(session.placement.backend.memory_plan(&program, session.accumulates()))
+            let (programs, objective) = (&session.programs, &session.objective);
+            let program = programs.program(objective, step, batch_size)?;
+            Ok(programs.placement.backend.memory_plan(&program, objective.accumulates()))
         })
     }
 
@@ -103,8 +105,10 @@ impl Model {
     ) -> Result<Option<usize>> {
         let mesh = devices.mesh()?;
         self.with_planner("memory_plan", kind, |session, step| {
-            let on = (&*devices.kind.backend()?, mesh, devices.sharing.max(1));
-            session.largest_batch(step, memory, MAX_ROWS_PER_REPLICA, on)
+            let limits =
+                Limits { memory, max_rows: MAX_ROWS_PER_REPLICA, sharing: devices.sharing.max(1) };
+            let devices = (mesh, &*devices.kind.backend()?);
+            session.programs.largest_batch(&session.objective, step, devices, limits)
         })
     }
 
@@ -121,36 +125,42 @@ impl Model {
         let model = || self.name().to_string();
         let session = session.as_ref().filter(can_plan);
         let session = session.ok_or_else(|| Error::NotCompiled { model: model(), call })?;
-        f(session, session.planned(kind)?)
+        f(session, session.programs.planned(kind)?)
     }
 }
 
-impl Session {
-    /// Returns whether the optimizer accumulates gradients over several batches.
-    pub(super) fn accumulates(&self) -> bool {
-        self.objective.accumulation_steps().is_some()
-    }
+/// Limits of the search for the largest batch.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Bytes.
+    memory: usize,
+    /// Samples per replica.
+    max_rows: usize,
+    /// Replicas that share the memory.
+    sharing: usize,
+}
 
+impl Programs {
     fn memory_plan(
         &self,
+        objective: &Objective,
         step: ShapedStep,
         batch: usize,
-        backend: &dyn Backend,
-        mesh: Mesh,
+        devices: (Mesh, &dyn Backend),
     ) -> Result<MemoryPlan> {
-        let program = self.program_on(step, batch, mesh, backend)?;
-        Ok(backend.memory_plan(&program, self.accumulates()))
+        let program = self.program_on(objective, step, batch, devices)?;
+        Ok(devices.1.memory_plan(&program, objective.accumulates()))
     }
 
     fn largest_batch(
         &self,
+        objective: &Objective,
         step: ShapedStep,
-        memory: usize,
-        max_rows: usize,
-        (backend, mesh, sharing): (&dyn Backend, Mesh, usize),
+        (mesh, backend): (Mesh, &dyn Backend),
+        Limits { memory, max_rows, sharing }: Limits,
     ) -> Result<Option<usize>> {
         let fits = |rows: usize| {
-            let plan = self.memory_plan(step, rows * mesh.replicas, backend, mesh);
+            let plan = self.memory_plan(objective, step, rows * mesh.replicas, (mesh, backend));
             match plan {
                 Ok(plan) => Ok(plan.total(sharing) <= memory),
                 // The program's size overflows.
@@ -166,15 +176,14 @@ impl Session {
     /// strategy forbids it. Later programs do the same, and a notice says so.
     pub(super) fn recompute_to_fit(
         &mut self,
+        objective: &Objective,
         program: &Program,
-        step: ShapedStep,
-        batch: usize,
+        (step, batch): (ShapedStep, usize),
         available: usize,
     ) -> Result<Option<Arc<Program>>> {
-        let backend = self.placement.backend.clone();
+        let (backend, accumulates) = (self.placement.backend.clone(), objective.accumulates());
         let sharing = self.memory_sharing();
-        let wanted =
-            |program: &Program| backend.memory_plan(program, self.accumulates()).total(sharing);
+        let wanted = |program: &Program| backend.memory_plan(program, accumulates).total(sharing);
         let (allowed, before) = self.placement.recompute;
         if allowed != Recompute::Auto || program.update().is_none() || wanted(program) <= available
         {
@@ -183,8 +192,8 @@ impl Session {
         let needed = wanted(program);
         for segments in [2, 3, 4, 6, 8, 12, 16, 24, 32].into_iter().filter(|n| *n > before) {
             self.placement.recompute.1 = segments;
-            let smaller = self.program(step, batch)?;
-            if backend.memory_plan(&smaller, self.accumulates()).total(sharing) <= available {
+            let smaller = self.program(objective, step, batch)?;
+            if wanted(&smaller) <= available {
                 let (needed, available) = (gibibytes(needed), gibibytes(available));
                 warning!(
                     "a batch of {batch} takes {needed} of {available}: the backward pass computes \
@@ -206,20 +215,18 @@ impl Session {
     /// Fails if a step needs more memory than its replicas share. Warns once if memory is short.
     pub(super) fn check_memory(
         &mut self,
+        objective: &Objective,
         program: &Program,
         step: ShapedStep,
         batch: usize,
     ) -> Result<()> {
         let Some(limit) = self.placement.backend.memory_limit() else { return Ok(()) };
-        let plan = self.placement.backend.memory_plan(program, self.accumulates());
+        let plan = self.placement.backend.memory_plan(program, objective.accumulates());
         let wanted = plan.total(self.placement.names.len());
         if wanted > limit.total {
             let (purpose, available) = ("a step".into(), Some(limit.total));
-            return Err(self.explain_out_of_memory(
-                ExecError::Memory { wanted, purpose, available },
-                step,
-                batch,
-            ));
+            let error = ExecError::Memory { wanted, purpose, available };
+            return Err(self.explain_out_of_memory(objective, error, step, batch));
         }
         let available = limit.available;
         if is_short(wanted, available)
@@ -234,6 +241,7 @@ impl Session {
     /// Adds the planned memory and the largest batch that fits to an out-of-memory error.
     pub(super) fn explain_out_of_memory(
         &self,
+        objective: &Objective,
         error: ExecError,
         step: ShapedStep,
         batch: usize,
@@ -241,11 +249,14 @@ impl Session {
         let ExecError::Memory { available: Some(available), .. } = error else {
             return error.into();
         };
-        let (backend, mesh) = (&*self.placement.backend, self.mesh());
-        let Ok(plan) = self.memory_plan(step, batch, backend, mesh) else { return error.into() };
-        let smaller = (batch.div_ceil(mesh.replicas) - 1).min(MAX_ROWS_PER_REPLICA);
+        let devices = (self.mesh(), &*self.placement.backend);
+        let Ok(plan) = self.memory_plan(objective, step, batch, devices) else {
+            return error.into();
+        };
+        let max_rows = (batch.div_ceil(devices.0.replicas) - 1).min(MAX_ROWS_PER_REPLICA);
         let sharing = self.memory_sharing();
-        let largest = self.largest_batch(step, available, smaller, (backend, mesh, sharing));
+        let limits = Limits { memory: available, max_rows, sharing };
+        let largest = self.largest_batch(objective, step, devices, limits);
         let Ok(largest) = largest else { return error.into() };
         let (planned, source) = (plan.total(sharing), Box::new(error));
         Error::Memory { batch, planned, available, largest, source }
@@ -402,12 +413,12 @@ mod tests {
         let devices = PlannedDevices { threads: 1, ..planned(&["cpu:0"]).unwrap() };
         let physical = phalanx_cpu::physical_memory();
         let rows = model.largest_batch(StepKind::Train, physical, devices).unwrap().unwrap();
-        let session = model.session_slot().as_mut().unwrap();
+        let Session { programs, objective, .. } = model.session_slot().as_mut().unwrap();
         for (rows, warned) in [(1, false), (rows, true), (rows, true)] {
-            let step = session.planned(StepKind::Train).unwrap();
-            let program = session.program(step, rows).unwrap();
-            session.check_memory(&program, step, rows).unwrap();
-            assert_eq!(session.placement.memory_warned, warned);
+            let step = programs.planned(StepKind::Train).unwrap();
+            let program = programs.program(objective, step, rows).unwrap();
+            programs.check_memory(objective, &program, step, rows).unwrap();
+            assert_eq!(programs.placement.memory_warned, warned);
         }
     }
 
@@ -425,15 +436,17 @@ mod tests {
         };
         let segments = |recompute, share: usize| {
             let mut model = deep(recompute);
-            let session = model.session_slot().as_mut().unwrap();
-            let step = session.planned(StepKind::Train).unwrap();
-            let program = session.program(step, 4096).unwrap();
-            let needed = session.placement.backend.memory_plan(&program, false).total(1);
-            let smaller = session.recompute_to_fit(&program, step, 4096, needed * share / 100);
-            let smaller =
-                smaller.unwrap().map(|p| session.placement.backend.memory_plan(&p, false).total(1));
-            assert!(smaller.is_none_or(|bytes| bytes <= needed * share / 100));
-            (smaller.is_some(), session.placement.recompute.1)
+            let Session { programs, objective, .. } = model.session_slot().as_mut().unwrap();
+            let step = programs.planned(StepKind::Train).unwrap();
+            let program = programs.program(objective, step, 4096).unwrap();
+            let bytes = |program: &Program, programs: &Programs| {
+                programs.placement.backend.memory_plan(program, false).total(1)
+            };
+            let available = bytes(&program, programs) * share / 100;
+            let smaller = programs.recompute_to_fit(objective, &program, (step, 4096), available);
+            let smaller = smaller.unwrap().map(|p| bytes(&p, programs));
+            assert!(smaller.is_none_or(|bytes| bytes <= available));
+            (smaller.is_some(), programs.placement.recompute.1)
         };
         assert_eq!(segments(Recompute::Auto, 100), (false, 0));
         let (some, few) = segments(Recompute::Auto, 90);
@@ -483,14 +496,17 @@ mod tests {
     #[test]
     fn an_out_of_memory_error_names_plan_and_largest_batch() {
         let mut model = model();
-        let session = model.session_slot().as_ref().unwrap();
+        let Session { programs, objective, .. } = model.session_slot().as_ref().unwrap();
         let lacking = |available| ExecError::Memory {
             wanted: 1 << 20,
             purpose: "activations on gpu:0".into(),
             available,
         };
-        let train = session.planned(StepKind::Train).unwrap();
-        let text = session.explain_out_of_memory(lacking(Some(4 << 20)), train, 4096).to_string();
+        let train = programs.planned(StepKind::Train).unwrap();
+        let explain = |available, batch| {
+            programs.explain_out_of_memory(objective, lacking(available), train, batch).to_string()
+        };
+        let text = explain(Some(4 << 20), 4096);
         let found = text.split("the largest batch that fits is ").nth(1).expect(&text);
         let found: usize = found.parse().expect(&text);
         assert!((1..4096).contains(&found), "{text}");
@@ -499,9 +515,9 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a batch of 4096") && text.contains("4,194,304 bytes"), "{text}");
-        let none = session.explain_out_of_memory(lacking(Some(10)), train, 64).to_string();
+        let none = explain(Some(10), 64);
         assert!(none.ends_with("not even a batch of one sample for each replica fits"), "{none}");
-        let unknown = session.explain_out_of_memory(lacking(None), train, 64).to_string();
+        let unknown = explain(None, 64);
         assert_eq!(unknown, lacking(None).to_string());
     }
 

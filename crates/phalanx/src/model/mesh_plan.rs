@@ -1,7 +1,7 @@
 //! Plans for meshes of devices: memory, what the devices send each other, how long a step takes; and the choice of a mesh.
 
 use super::Model;
-use super::session::StepKind;
+use super::session::{Session, StepKind};
 use crate::error::{Error, Result};
 use crate::strategy::{DeviceKind, LayoutMap, MAX_THREADS, Shard};
 use phalanx_exec::{Backend, MemoryPlan};
@@ -142,8 +142,10 @@ impl Model {
         let backend = mesh.kind.backend()?;
         let compiled_for = mesh.compiled_for(&*backend)?;
         let program = self.with_planner("mesh_plan", StepKind::Train, |session, step| {
-            let axes = session.partition_axes_of(mesh.layout.as_ref())?;
-            session.partitioned_program(step, batch, (compiled_for, &*backend), &axes)
+            let axes = session.weights.partition_axes(&session.def, mesh.layout.as_ref())?;
+            let devices = (compiled_for, &*backend);
+            let Session { programs, objective, .. } = session;
+            programs.partitioned_program(objective, step, batch, (devices, &axes))
         })?;
         let memory = backend.memory_plan(&program, false);
         let rows = compiled_for.max_replica_rows(batch);

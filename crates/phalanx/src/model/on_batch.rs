@@ -107,7 +107,7 @@ impl Model {
         let session = self.session("train_on_batch")?;
         session.checks.origin = BatchOrigin::Batch;
         let batch = weights.batch(session, x.into(), y.into())?;
-        let accumulation = session.optimizer_accumulation();
+        let accumulation = session.objective.accumulation();
         session.weights.take_ownership();
         session.run_alone(StepKind::Train, &batch, accumulation)
     }
@@ -117,7 +117,7 @@ impl Model {
         let session = self.session("train_on_batch")?;
         session.checks.origin = BatchOrigin::Batch;
         let mut tally = session.objective.tally(StepKind::Train);
-        let accumulation = session.optimizer_accumulation();
+        let accumulation = session.objective.accumulation();
         session.weights.take_ownership();
         session.run(StepKind::Train, batch, accumulation, &mut tally)?;
         Ok(session.objective.logs(StepKind::Train, &tally))

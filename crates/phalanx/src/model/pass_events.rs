@@ -57,7 +57,7 @@ impl<'a> PassEvents<'a> {
                 steps_per_epoch: self.steps,
                 logs,
                 metrics: self.metrics,
-                learning_rate: session.learning_rate(),
+                learning_rate: session.objective.learning_rate(&session.state),
                 history: self.history,
                 model: &session.def,
                 weights: session,
@@ -80,7 +80,10 @@ impl Session {
         match action {
             Action::Continue | Action::SaveRun => {}
             Action::Stop => return Ok(true),
-            Action::SetLearningRate(rate) => self.set_learning_rate(rate)?,
+            Action::SetLearningRate(rate) => {
+                let Session { def, objective, state, .. } = self;
+                objective.set_learning_rate(state, &def.name, rate)?;
+            }
             Action::RestoreWeights(weights) => self.weights.write(&weights)?,
             Action::SetOptimizer { iteration, variables } => {
                 self.set_training_state(iteration, &variables)?;

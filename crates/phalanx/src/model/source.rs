@@ -1,6 +1,6 @@
 //! The data arguments of `fit`, `evaluate` and `predict`, and their conversion for a model.
 
-use super::session::Session;
+use super::session::{Session, check_count};
 use super::staged_dataset::staged;
 use crate::data::{Arrays, Columns, Dataset, HostBatch, Samples};
 use crate::error::{Error, Result};
@@ -119,7 +119,7 @@ impl Source {
             return Err(Error::argument("data", what, "numbers", received));
         }
         if arrays.inputs().iter().zip(&inputs).any(|(x, dtype)| x.dtype() != *dtype) {
-            session.checks.check_count("inputs", inputs.len(), arrays.inputs().len())?;
+            check_count(&session.def, "inputs", inputs.len(), arrays.inputs().len())?;
             let convert = |(x, dtype): (&Samples, &DType)| {
                 let whole = "whole numbers, as the input is one of integers";
                 let fail = || Error::argument("data", "inputs", whole, "fractions");
@@ -146,7 +146,7 @@ impl Source {
 fn with_checked_targets(mut arrays: Arrays, session: &Session, name: &str) -> Result<Arrays> {
     let (window, origin) = (arrays.window(), format!(" of the {name}"));
     let dtypes = session.checks.target_dtypes();
-    session.checks.check_count("targets", dtypes.len(), arrays.targets().len())?;
+    check_count(&session.def, "targets", dtypes.len(), arrays.targets().len())?;
     let padded = |(i, t): (usize, &Arc<Tensor>)| {
         session.checks.padded_target(i, t).map_or_else(|| t.clone(), Arc::new)
     };

@@ -314,7 +314,9 @@ impl Trainer {
     /// # Errors
     /// If there is no such optimizer.
     pub fn learning_rate_of(&self, optimizer: &str) -> Result<f64> {
-        self.model.with_session("learning_rate_of", |session| session.learning_rate_of(optimizer))
+        self.model.with_session("learning_rate_of", |session| {
+            session.objective.learning_rate_of(&session.state, optimizer)
+        })
     }
 
     /// Overrides the learning rate or schedule of an optimizer from the next step on.
@@ -322,8 +324,10 @@ impl Trainer {
     /// # Errors
     /// If there is no such optimizer, or the rate is negative or not finite.
     pub fn set_learning_rate_of(&mut self, optimizer: &str, rate: f64) -> Result<()> {
-        let set = |session: &mut Session| session.set_learning_rate_of(optimizer, rate);
-        self.model.with_session("set_learning_rate_of", set)
+        self.model.with_session("set_learning_rate_of", |session| {
+            let Session { def, objective, state, .. } = session;
+            objective.set_learning_rate_of(state, (&def.name, optimizer), rate)
+        })
     }
 
     /// Overrides the learning rate or schedule of the optimizer of the last phase from the next step on.

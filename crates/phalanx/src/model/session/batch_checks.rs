@@ -51,6 +51,20 @@ pub(crate) struct BatchChecks {
     pub(super) stateful_layer: Option<String>,
 }
 
+/// Fails unless the number of inputs or targets of a model is `expected`.
+pub(crate) fn check_count(
+    def: &Definition,
+    what: &str,
+    expected: usize,
+    received: usize,
+) -> Result<()> {
+    if expected == received {
+        return Ok(());
+    }
+    let owner = format!("model '{}'", def.name);
+    Err(Error::argument(owner, what, expected.to_string(), received))
+}
+
 impl BatchChecks {
     /// Returns the element types of what a step is fed with.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
@@ -85,15 +99,6 @@ impl BatchChecks {
         }
     }
 
-    /// Fails unless the number of inputs or targets is `expected`.
-    pub(crate) fn check_count(&self, what: &str, expected: usize, received: usize) -> Result<()> {
-        if expected == received {
-            return Ok(());
-        }
-        let owner = format!("model '{}'", self.def.name);
-        Err(Error::argument(owner, what, expected.to_string(), received))
-    }
-
     /// Fails unless a tensor holds `rows` rows of type `ty`. Axes of size one are optional.
     fn check_rows(&self, what: String, ty: &Type, t: &Tensor, rows: usize) -> Result<()> {
         let sizes =
@@ -125,7 +130,7 @@ impl BatchChecks {
     pub(super) fn check(&self, batch: &HostBatch, shape: &BatchShape, targets: bool) -> Result<()> {
         self.check_batch_size(batch.rows)?;
         let rows = batch.local_len();
-        self.check_count("inputs", self.def.fed.len(), batch.inputs.len())?;
+        check_count(&self.def, "inputs", self.def.fed.len(), batch.inputs.len())?;
         for (i, (t, fed)) in batch.inputs.iter().zip(self.def.fed.iter()).enumerate() {
             let what = format!("input '{}'", fed.name);
             if batch.strings.get(i).is_some_and(Option::is_some) {
@@ -145,7 +150,7 @@ impl BatchChecks {
         if !targets {
             return Ok(());
         }
-        self.check_count("targets", shape.targets.len(), batch.targets.len())?;
+        check_count(&self.def, "targets", shape.targets.len(), batch.targets.len())?;
         for (i, t) in batch.targets.iter().enumerate() {
             let what = format!("target of '{}'", self.output_names[i]);
             self.check_rows(what, &shape.targets[i], t, rows)?;

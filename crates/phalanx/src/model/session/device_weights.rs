@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, ModelWeight, WeightStore, lock};
 use crate::model::Definition;
 use crate::model::update_graph::{self, UpdateState};
+use crate::strategy::LayoutMap;
 use phalanx_distributed::warnings::warning;
 use phalanx_exec::{Executor, StateId};
 use phalanx_graph::loss_scale::LossScale;
@@ -102,6 +103,20 @@ impl DeviceWeights {
     /// The weights with their paths in Keras.
     pub fn paths(&self, def: &Definition) -> Vec<(ParamId, String)> {
         paths(def, &self.all)
+    }
+
+    /// The axis along which a layout partitions each parameter.
+    pub fn partition_axes(
+        &self,
+        def: &Definition,
+        layout: Option<&LayoutMap>,
+    ) -> Result<Vec<Option<usize>>> {
+        let mut params = self.specs().to_vec();
+        params.iter_mut().for_each(|spec| spec.partition_axis = None);
+        if let Some(layout) = layout {
+            layout.partition(&mut params, &self.paths(def))?;
+        }
+        Ok(params.iter().map(|spec| spec.partition_axis).collect())
     }
 
     /// The weights that the optimizer updates.
@@ -253,7 +268,7 @@ impl Session {
     /// The moving averages of the trained weights by name; none if the optimizer keeps none.
     pub(crate) fn averages(&self) -> Result<Vec<(String, Vec<f32>)>> {
         let executor = lock(&self.executor);
-        let inside: Vec<(ParamId, ParamId)> = self.graph_averages().collect();
+        let inside: Vec<(ParamId, ParamId)> = self.objective.graph_averages(&self.state).collect();
         let mut averages = vec![];
         for (name, param, _) in self.weights.named() {
             let whole = self.weights.update.as_ref().and_then(|update| update.of(param));

@@ -5,25 +5,27 @@ mod batch_checks;
 mod custom;
 mod device_weights;
 mod indices;
-mod loading;
+mod learning_rates;
 mod objective;
 mod programs;
 mod resident;
 mod run_step;
 mod saved_state;
 mod shapes;
+mod step_cache;
 mod tally;
 mod train_state;
 mod variables;
 mod whole_weight_variables;
 mod workers;
 
-pub(crate) use batch_checks::{BatchChecks, BatchOrigin};
+pub(crate) use batch_checks::{BatchChecks, BatchOrigin, check_count};
 pub(crate) use objective::{Objective, Tracked};
-pub use programs::StepKind;
+pub(crate) use programs::Programs;
 pub(crate) use resident::ResidentTable;
 pub(crate) use saved_state::is_weight;
 pub(crate) use shapes::ShapedStep;
+pub use step_cache::StepKind;
 pub(crate) use tally::Tally;
 pub(crate) use train_state::{Accumulation, TrainState};
 pub(crate) use workers::Workers;
@@ -32,24 +34,23 @@ use super::Model;
 use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
-use super::update_graph::{UpdateState, members};
+use super::update_graph::UpdateState;
+use crate::data::Dataset;
 use crate::error::{Error, Result};
 use crate::layer::{InputSizes, Lowering, ModelWeight, lock};
 use crate::optimizers::Optimizer;
-use crate::schedules::LearningRate;
 use crate::strategy::{Backend, MirroredStrategy, Recompute, Shard};
 use crate::workers::MultiWorkerMirroredStrategy;
 use device_weights::{DeviceWeights, SharedExecutor};
 use phalanx_distributed::launch::is_first_worker;
-use phalanx_exec::{LocalShard, StepTimes};
+use phalanx_exec::{ExecError, ProgramId, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
-use phalanx_graph::profile::Profile;
 use phalanx_graph::program::Policy;
-use phalanx_graph::{Mesh, ParamId, ParamSpec, Program, Step, Type};
-use programs::BuiltStep;
+use phalanx_graph::{ParamId, ParamSpec, Type};
+use programs::finish_step;
 use resident::ResidentTables;
 use serde_json::Map;
-use shapes::{BatchShape, ShapeCache};
+use shapes::BatchShape;
 use std::sync::{Arc, Mutex};
 
 /// The devices of this process.
@@ -109,12 +110,11 @@ pub(crate) struct Session {
     pub(crate) def: Arc<Definition>,
     pub(crate) objective: Objective,
     pub(crate) checks: BatchChecks,
-    pub(crate) placement: Placement,
+    pub(crate) programs: Programs,
     pub(crate) workers: Workers,
     pub(crate) state: TrainState,
     pub(crate) weights: DeviceWeights,
     executor: SharedExecutor,
-    shapes: ShapeCache,
     tables: ResidentTables,
     pub(crate) results: StepResults,
 }
@@ -214,7 +214,7 @@ impl Session {
             update: lowered.state.clone(),
         };
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
-        let shape = session.new_shape(inputs, types)?;
+        let shape = BatchShape::new(&session.objective, inputs, types)?;
         session.build_first_step(lowered, shape)?;
         Ok(session)
     }
@@ -248,17 +248,18 @@ impl Session {
             lock(&executor).set_param(scaling.state, &[scale, 0.0, 1.0])?;
         }
         let policy = checks.def.dtype_policy();
+        let (def, placement) =
+            (checks.def.clone(), Placement::new(strategy.local(), policy, &params));
         let mut session = Session {
-            def: checks.def.clone(),
+            def: def.clone(),
             objective,
             checks,
-            placement: Placement::new(strategy.local(), policy, &params),
-            workers: Workers(strategy.cluster().cloned()),
+            programs: Programs::new(def, placement, executor.clone()),
+            workers: Workers::new(strategy.cluster().cloned(), executor.clone()),
             state,
             weights,
+            tables: ResidentTables::new(executor.clone()),
             executor,
-            shapes: ShapeCache::default(),
-            tables: ResidentTables::default(),
             results: StepResults { fetched: vec![], running },
         };
         session.weights.sync_to_devices()?;
@@ -274,28 +275,18 @@ impl Session {
         if self.objective.is_compiled() {
             self.objective.check_names()?;
             let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
-            self.load_constraints(constraints)?;
+            self.programs.load_constraints(constraints)?;
         }
         let kind = match self.objective.is_compiled() {
             true if open => StepKind::Test,
             true => StepKind::Train,
             false => StepKind::Predict,
         };
-        let step = self.finish_step(kind, lowered)?;
-        self.check_division(&step.step)?;
+        let step = finish_step(&self.objective, kind, lowered)?;
+        self.programs.check_division(&step.step)?;
         if !open {
             shape.steps.set(kind, step);
-            self.add_only_shape(shape);
-        }
-        Ok(())
-    }
-
-    /// Loads the step that projects constrained weights, if any.
-    fn load_constraints(&mut self, constraints: Option<Step>) -> Result<()> {
-        if let Some(mut step) = constraints {
-            step.graph.set_partition_axes(&self.placement.partition_axes);
-            let program = Program::compile(step, self.options(1))?;
-            self.shapes.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
+            self.programs.add_only_shape(shape);
         }
         Ok(())
     }
@@ -320,116 +311,53 @@ impl Session {
         Session::new(model, resolved)
     }
 
-    /// The learning rate of the next step.
-    pub(crate) fn learning_rate(&self) -> f64 {
-        let optimizer = &*self.objective.optimizer;
-        let inside = self.objective.custom.as_ref().filter(|custom| !custom.fused);
-        let held = inside.and_then(|c| c.optimizers.iter().position(|o| o.optimizer.is_none()));
-        match (self.state.set_rate(), held) {
-            (None, Some(index)) => self.state.optimizers[index].scheduled_rate(optimizer),
-            _ => self.state.learning_rate(optimizer, 0),
-        }
-    }
-
-    /// Fails if a schedule of the user gives no usable rate after `ahead` more steps.
-    fn check_learning_rate(&self, ahead: u64) -> Result<()> {
-        let step = self.state.iterations() + ahead;
-        let others = self.objective.custom.iter().flat_map(|custom| &custom.optimizers);
-        let others = others.filter_map(|other| other.optimizer.as_deref()).flat_map(members);
-        for member in members(&*self.objective.optimizer).into_iter().chain(others) {
-            let rate = &member.common().learning_rate;
-            if let LearningRate::Custom(schedule) = rate {
-                let (owner, rate) = (format!("{schedule:?}"), rate.at(step));
-                if !rate.is_finite() || rate < 0.0 {
-                    let argument = format!("learning rate of step {step}");
-                    let expected = "a finite rate from 0 up";
-                    return Err(Error::argument(owner, argument, expected, rate));
-                }
+    /// Loads the program of a step on a dataset's batches, if their shape is known.
+    pub(crate) fn preload(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<()> {
+        let shape = match data.in_memory() {
+            Some(samples) => {
+                self.programs.shape_of_samples(&self.objective, &samples.table().inputs)?
             }
-        }
-        Ok(())
-    }
-
-    /// Overrides the optimizer's learning rate from the next step on.
-    pub(crate) fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
-        let owner = format!("model '{}'", self.def.name);
-        custom::check_has_one_rate(&owner, &*self.objective.optimizer)?;
-        self.state.set_learning_rate(&self.def.name, rate)
-    }
-
-    /// Gradient accumulation as the optimizer requests it.
-    pub(crate) fn optimizer_accumulation(&self) -> Option<Accumulation> {
-        let every = self.objective.accumulation_steps()?;
-        Some(Accumulation { every, last: false, by_rows: false })
-    }
-
-    /// Builds a step for batches of up to `max_batch` samples.
-    fn build(&self, ShapedStep { kind, shape }: ShapedStep, max_batch: usize) -> Result<BuiltStep> {
-        let mesh = (self.mesh().fixed, max_batch);
-        if let Some(custom) = &self.objective.custom {
-            let main = Some(&*self.objective.optimizer);
-            let built = custom.build(kind, main, mesh)?;
-            return Ok(BuiltStep { step: built.step, constants: built.fed_constants });
-        }
-        let training = matches!(kind, StepKind::Train | StepKind::Gradients);
-        let optimizer = &*self.objective.optimizer;
-        let inputs = &self.shapes.get(shape).inputs;
-        let lowered = lower(&self.def, inputs, training, mesh, optimizer)?;
-        self.finish_step(kind, lowered)
-    }
-
-    fn finish_step(&self, kind: StepKind, mut lowered: Lowered) -> Result<BuiltStep> {
-        let constants = std::mem::take(&mut lowered.low.fed_constants);
-        let step = match kind {
-            StepKind::Train => steps::train(lowered, &self.objective)?,
-            StepKind::Test => steps::test(lowered, &self.objective)?,
-            StepKind::Predict => steps::predict(lowered)?,
-            StepKind::Gradients => steps::gradients(lowered, &self.objective)?,
+            None if self.def.is_open() => return Ok(()),
+            None => 0,
         };
-        Ok(BuiltStep { step, constants })
+        self.ensure_loaded(ShapedStep { kind, shape }, data.batch_size()).map(|_| ())
     }
 
-    /// The devices and workers that programs are compiled for.
-    pub(super) fn mesh(&self) -> Mesh {
-        lock(&self.executor).mesh()
+    /// Creates the slots of the optimizer and loads the training program, unless sizes are open.
+    pub(crate) fn prepare_training(&mut self, batch: usize) -> Result<()> {
+        if self.def.is_open() {
+            let rule = self.objective.optimizer.rule();
+            return Ok(lock(&self.executor).create_slots(&rule)?);
+        }
+        self.ensure_loaded(ShapedStep { kind: StepKind::Train, shape: 0 }, batch).map(|_| ())
+    }
+
+    /// Loads the program of a step for batches of this size, unless one that serves them is loaded.
+    fn ensure_loaded(&mut self, step: ShapedStep, batch: usize) -> Result<ProgramId> {
+        self.programs.ensure_loaded(&self.objective, step, batch, &mut self.tables)
+    }
+
+    /// Adds the planned memory and the largest batch that fits to an out-of-memory error.
+    fn explain<T>(
+        &self,
+        result: std::result::Result<T, ExecError>,
+        step: ShapedStep,
+        batch: usize,
+    ) -> Result<T> {
+        result.map_err(|e| self.programs.explain_out_of_memory(&self.objective, e, step, batch))
     }
 
     pub(crate) fn times(&self) -> StepTimes {
         lock(&self.executor).times()
     }
 
-    pub(crate) fn set_profiling(&mut self, on: bool) {
-        self.shapes.profiling = on;
-        if let Some(profiling) = lock(&self.executor).profiling() {
-            profiling.set_profiling(on);
-        }
-    }
-
-    pub(crate) fn profile(&self, kind: StepKind) -> Option<Profile> {
-        let mut executor = lock(&self.executor);
-        let profiling = executor.profiling()?;
-        let shapes = self.shapes.by_use();
-        let mut programs = shapes.iter().flat_map(|shape| shape.loaded.of(kind));
-        programs.find_map(|program| profiling.profile(program.id))
-    }
-
     pub(crate) fn check_consistency(&self) -> Result<()> {
         Ok(lock(&self.executor).check_consistency()?)
     }
 
-    /// The devices of this worker, and so its rows of every batch.
-    fn shard(&self) -> LocalShard {
-        lock(&self.executor).shard()
-    }
-
-    /// The same, if there are several workers.
-    pub(crate) fn worker_shard(&self) -> Option<LocalShard> {
-        self.workers.is_distributed().then(|| self.shard())
-    }
-
     /// Ends training: an optimizer with a moving average leaves it in the weights.
     pub(crate) fn finish_training(&mut self) -> Result<()> {
-        self.weights.replace(self.graph_averages())?;
+        self.weights.replace(self.objective.graph_averages(&self.state))?;
         if self.state.updates == 0 {
             return Ok(());
         }

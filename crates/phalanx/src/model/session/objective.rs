@@ -112,6 +112,11 @@ impl Objective {
         self.optimizer.common().gradient_accumulation_steps.filter(|_| !inside)
     }
 
+    /// Whether the optimizer accumulates gradients over several batches.
+    pub fn accumulates(&self) -> bool {
+        self.accumulation_steps().is_some()
+    }
+
     /// Fails if a metric keeps another number of sums for outputs of these types than for earlier ones.
     pub fn check_state_sizes(&self, outputs: &[Type]) -> Result<()> {
         for (metrics, output) in self.metrics.iter().zip(outputs) {

@@ -1,217 +1,226 @@
-//! The steps of a model, each built once, and their programs, each compiled once.
+//! The programs of a session: built, compiled for its devices or for others, and loaded.
 
+use super::device_weights::SharedExecutor;
+use super::resident::ResidentTables;
+use super::shapes::ShapeCache;
+use super::step_cache::{BuiltStep, LoadedProgram};
+use super::{Objective, Placement, ShapedStep, StepKind, lower};
 use crate::error::Result;
-use phalanx_exec::ProgramId;
-use phalanx_graph::program::FetchPlan;
-use phalanx_graph::{Options, Program, Step};
-use std::cell::{OnceCell, RefCell};
+use crate::layer::{check_fetched, lock};
+use crate::model::definition::Definition;
+use crate::model::steps::{self, Lowered};
+use crate::strategy::Backend;
+use phalanx_exec::{ExecError, ProgramId};
+use phalanx_graph::profile::Profile;
+use phalanx_graph::program::Split;
+use phalanx_graph::{Mesh, Options, Program, Step};
 use std::sync::Arc;
 
-/// A step of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepKind {
-    /// Forward, backward, update.
-    Train,
-    /// Losses and metrics.
-    Test,
-    /// Outputs.
-    Predict,
-    /// Forward and backward; nothing changes.
-    Gradients,
+/// The steps of a model for every shape of batches, and their programs.
+pub(crate) struct Programs {
+    pub(super) def: Arc<Definition>,
+    pub(crate) placement: Placement,
+    pub(super) executor: SharedExecutor,
+    pub(super) shapes: ShapeCache,
+    /// Projects constrained weights after an update, if any weight is constrained.
+    pub(super) constraints: Option<ProgramId>,
+    /// Applies gradients from the host, once any were.
+    pub(super) apply: Option<ProgramId>,
+    /// Whether every instruction is measured.
+    pub(super) profiling: bool,
 }
 
-/// A step, and the values of the constants that are among its feeds.
-pub(super) struct BuiltStep {
-    pub step: Step,
-    pub constants: Vec<Vec<f32>>,
-}
-
-/// Compiled programs that are kept for later calls with the same options.
-const MAX_PROGRAMS: usize = 8;
-
-/// The steps of a model for batches of one shape, and their programs. The training step is built by `compile`, if sizes
-/// are known, the others on first use. Everyone who needs a program reads it here: the header of a run, the memory plan, `fit`.
-#[derive(Default)]
-pub(crate) struct StepCache {
-    steps: [OnceCell<BuiltStep>; 4],
-    programs: RefCell<Vec<(StepKind, Options, Arc<Program>)>>,
-}
-
-impl StepCache {
-    /// Stores a step that was built already.
-    pub(super) fn set(&self, kind: StepKind, step: BuiltStep) {
-        // A step is a function of the model: an earlier one is the same.
-        let _ = self.steps[kind as usize].set(step);
+impl Programs {
+    pub(super) fn new(
+        def: Arc<Definition>,
+        placement: Placement,
+        executor: SharedExecutor,
+    ) -> Programs {
+        let shapes = ShapeCache::default();
+        let (constraints, apply, profiling) = (None, None, false);
+        Programs { def, placement, executor, shapes, constraints, apply, profiling }
     }
 
-    /// The constants among the feeds of a step that was built.
-    pub fn constants(&self, kind: StepKind) -> &[Vec<f32>] {
-        self.steps[kind as usize].get().map_or(&[], |built| &built.constants)
+    /// The devices and workers that programs are compiled for.
+    pub(in crate::model) fn mesh(&self) -> Mesh {
+        lock(&self.executor).mesh()
     }
 
-    /// The program of a step, whose parameters are partitioned along `axes`. `build` builds the step for a largest
-    /// batch if this is its first use.
-    pub(super) fn program(
+    /// Builds a step for batches of up to `max_batch` samples.
+    fn build(
         &self,
-        kind: StepKind,
-        (options, axes): (Options, &[Option<usize>]),
-        build: impl Fn(usize) -> Result<BuiltStep>,
-    ) -> Result<Arc<Program>> {
-        let known = |(k, o, _): &&(StepKind, Options, _)| *k == kind && *o == options;
-        if let Some((.., program)) = self.programs.borrow().iter().find(known) {
-            return Ok(program.clone());
+        objective: &Objective,
+        ShapedStep { kind, shape }: ShapedStep,
+        max_batch: usize,
+    ) -> Result<BuiltStep> {
+        let mesh = (self.mesh().fixed, max_batch);
+        if let Some(custom) = &objective.custom {
+            let built = custom.build(kind, Some(&*objective.optimizer), mesh)?;
+            return Ok(BuiltStep { step: built.step, constants: built.fed_constants });
         }
-        let program = Arc::new(self.compile(kind, (options, axes), build)?);
-        let mut programs = self.programs.borrow_mut();
-        if programs.len() == MAX_PROGRAMS {
-            programs.remove(0);
-        }
-        programs.push((kind, options, program.clone()));
-        Ok(program)
+        let training = matches!(kind, StepKind::Train | StepKind::Gradients);
+        let inputs = &self.shapes.get(shape).inputs;
+        let lowered = lower(&self.def, inputs, training, mesh, &*objective.optimizer)?;
+        finish_step(objective, kind, lowered)
     }
 
-    /// As [`program`](Self::program), but nothing is kept: for a search over many batch sizes.
-    pub(super) fn compile(
+    /// Fails if the devices of a replica cannot divide a step.
+    pub(super) fn check_division(&self, step: &Step) -> Result<()> {
+        let parts = self.mesh().devices_per_replica;
+        if parts > 1 {
+            let mut step = step.clone();
+            step.graph.set_partition_axes(&self.placement.partition_axes);
+            phalanx_graph::passes::partition(step, parts)?;
+        }
+        Ok(())
+    }
+
+    /// What programs for the session's own devices are compiled for.
+    pub(super) fn options(&self, max_batch: usize) -> Options {
+        let Placement { backend, policy, recompute, .. } = &self.placement;
+        Options { recompute: recompute.1, ..backend.options(self.mesh(), *policy, max_batch) }
+    }
+
+    /// The program of a step as other devices would run it.
+    pub(in crate::model) fn program_on(
         &self,
-        kind: StepKind,
-        (options, axes): (Options, &[Option<usize>]),
-        build: impl Fn(usize) -> Result<BuiltStep>,
+        objective: &Objective,
+        step: ShapedStep,
+        batch: usize,
+        devices: (Mesh, &dyn Backend),
     ) -> Result<Program> {
-        let cell = &self.steps[kind as usize];
-        let built = match cell.get() {
-            Some(built) => built,
-            None => {
-                let built = build(options.max_batch)?;
-                cell.get_or_init(|| built)
-            }
-        };
-        let mut step = match built.step.graph.batch_limit() {
-            // Its shapes depend on the largest batch.
-            Some(rows) if rows != options.max_batch => build(options.max_batch)?.step,
-            _ => built.step.clone(),
-        };
-        step.graph.set_partition_axes(axes);
-        Ok(Program::compile(step, options)?)
-    }
-}
-
-/// A program on the devices.
-pub(crate) struct LoadedProgram {
-    pub id: ProgramId,
-    pub max_batch: usize,
-    pub fetches: Vec<FetchPlan>,
-}
-
-/// Index of the program for predictions on few rows, after those of each kind.
-const FEW_ROWS: usize = 4;
-
-/// The programs on the devices for batches of one shape: one of each kind, which serves smaller batches
-/// too and is replaced by one for a larger batch. Predictions on few rows have their own.
-#[derive(Default)]
-pub(crate) struct LoadedPrograms {
-    programs: [Option<LoadedProgram>; 5],
-}
-
-impl LoadedPrograms {
-    fn index(kind: StepKind, few_rows: bool) -> usize {
-        if kind == StepKind::Predict && few_rows { FEW_ROWS } else { kind as usize }
+        let axes = &self.placement.partition_axes;
+        self.partitioned_program(objective, step, batch, (devices, axes))
     }
 
-    /// The program for a batch of this size.
-    pub fn get(&self, kind: StepKind, few_rows: bool, batch: usize) -> Option<ProgramId> {
-        let program = self.programs[Self::index(kind, few_rows)].as_ref();
-        program.filter(|p| p.max_batch >= batch).map(|p| p.id)
+    /// The same with parameters that are partitioned along these axes.
+    pub(in crate::model) fn partitioned_program(
+        &self,
+        objective: &Objective,
+        step: ShapedStep,
+        batch: usize,
+        ((mesh, backend), axes): ((Mesh, &dyn Backend), &[Option<usize>]),
+    ) -> Result<Program> {
+        let (policy, recompute) = (self.placement.policy, self.placement.recompute.1);
+        let options = Options { recompute, ..backend.options(mesh, policy, batch) };
+        let build = |max_batch| self.build(objective, step, max_batch);
+        self.shapes.get(step.shape).steps.compile(step.kind, (options, axes), build)
     }
 
-    /// Replaces a program; returns the old one.
-    pub fn set(
+    /// The program of a step for a batch of this size, as it would run.
+    pub(in crate::model) fn program(
+        &self,
+        objective: &Objective,
+        step: ShapedStep,
+        max_batch: usize,
+    ) -> Result<Arc<Program>> {
+        let (steps, options) = (&self.shapes.get(step.shape).steps, self.options(max_batch));
+        let axes = &self.placement.partition_axes;
+        let build = |max_batch| self.build(objective, step, max_batch);
+        steps.program(step.kind, (options, axes), build)
+    }
+
+    /// The loaded program of a step for batches of this size, if there is one.
+    pub(super) fn loaded(
+        &self,
+        ShapedStep { kind, shape }: ShapedStep,
+        batch: usize,
+    ) -> Option<ProgramId> {
+        self.shapes.get(shape).loaded.get(kind, self.has_few_rows(batch), batch)
+    }
+
+    /// Whether a device has so few rows of a batch that it predicts in another way.
+    pub(super) fn has_few_rows(&self, batch: usize) -> bool {
+        self.options(batch).inference_split() == Split::Spatial
+    }
+
+    /// Loads the program of a step for batches of this size, unless one that serves them is loaded.
+    /// No step may be in flight. If memory is short, the samples on the devices are evicted.
+    pub(super) fn ensure_loaded(
         &mut self,
-        kind: StepKind,
-        few_rows: bool,
-        program: LoadedProgram,
-    ) -> Option<LoadedProgram> {
-        self.programs[Self::index(kind, few_rows)].replace(program)
+        objective: &Objective,
+        step: ShapedStep,
+        batch: usize,
+        tables: &mut ResidentTables,
+    ) -> Result<ProgramId> {
+        if let Some(id) = self.loaded(step, batch) {
+            return Ok(id);
+        }
+        let mut program = self.program(objective, step, batch)?;
+        if let Some(limit) = self.placement.backend.memory_limit()
+            && let Some(smaller) =
+                self.recompute_to_fit(objective, &program, (step, batch), limit.total)?
+        {
+            program = smaller;
+        }
+        self.check_memory(objective, &program, step, batch)?;
+        let mut loaded = lock(&self.executor).load(program.clone());
+        if matches!(loaded, Err(ExecError::Memory { .. })) && tables.evict_all() {
+            loaded = lock(&self.executor).load(program.clone());
+        }
+        if let Err(ExecError::Memory { available: Some(available), .. }) = &loaded
+            && let Some(smaller) =
+                self.recompute_to_fit(objective, &program, (step, batch), *available)?
+        {
+            loaded = lock(&self.executor).load(smaller.clone());
+            program = smaller;
+        }
+        let id = loaded.map_err(|e| self.explain_out_of_memory(objective, e, step, batch))?;
+        let loaded = LoadedProgram { id, max_batch: batch, fetches: program.fetches().to_vec() };
+        let few_rows = self.has_few_rows(batch);
+        let programs = &mut self.shapes.get_mut(step.shape).loaded;
+        if let Some(replaced) = programs.set(step.kind, few_rows, loaded) {
+            lock(&self.executor).unload(replaced.id);
+        }
+        Ok(id)
+    }
+    /// Loads the step that projects constrained weights, if any.
+    pub(super) fn load_constraints(&mut self, constraints: Option<Step>) -> Result<()> {
+        if let Some(mut step) = constraints {
+            step.graph.set_partition_axes(&self.placement.partition_axes);
+            let program = Program::compile(step, self.options(1))?;
+            self.constraints = Some(lock(&self.executor).load(Arc::new(program))?);
+        }
+        Ok(())
     }
 
-    /// All programs.
-    pub fn all(&self) -> impl Iterator<Item = &LoadedProgram> {
-        self.programs.iter().flatten()
+    /// Fails if ops of a step have computed with integers that are not exact as floats.
+    pub(super) fn check_integers(&self, step: ShapedStep, fetched: &[Vec<f32>]) -> Result<()> {
+        let Some(program) = self.shapes.get(step.shape).loaded.of(step.kind).next() else {
+            return Ok(());
+        };
+        let names = program.fetches.iter().map(|plan| plan.name.as_str());
+        check_fetched(names.zip(fetched.iter().map(Vec::as_slice)))
     }
 
-    /// The programs of a kind.
-    pub fn of(&self, kind: StepKind) -> impl Iterator<Item = &LoadedProgram> {
-        let few = self.programs[FEW_ROWS].as_ref().filter(|_| kind == StepKind::Predict);
-        [self.programs[kind as usize].as_ref(), few].into_iter().flatten()
+    pub(crate) fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+        if let Some(profiling) = lock(&self.executor).profiling() {
+            profiling.set_profiling(on);
+        }
+    }
+
+    pub(crate) fn profile(&self, kind: StepKind) -> Option<Profile> {
+        let mut executor = lock(&self.executor);
+        let profiling = executor.profiling()?;
+        let shapes = self.shapes.by_use();
+        let mut programs = shapes.iter().flat_map(|shape| shape.loaded.of(kind));
+        programs.find_map(|program| profiling.profile(program.id))
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layer::lock;
-    use crate::prelude::*;
-    use phalanx_graph::{Graph, Mesh};
-
-    #[test]
-    fn a_step_is_built_once_and_a_program_compiled_once_for_each_batch_size() {
-        let cache = StepCache::default();
-        let built = std::cell::Cell::new(0);
-        let program = |kind, batch| {
-            let build = |_| {
-                built.set(built.get() + 1);
-                Ok(BuiltStep { step: Step::new("nothing", Graph::new()), constants: vec![] })
-            };
-            cache.program(kind, (Options::new(Mesh::new(1, 1), batch), &[]), build).unwrap()
-        };
-        let first = program(StepKind::Train, 8);
-        assert!(Arc::ptr_eq(&first, &program(StepKind::Train, 8)));
-        assert!(!Arc::ptr_eq(&first, &program(StepKind::Train, 9)));
-        assert_eq!(built.get(), 1);
-        program(StepKind::Test, 8);
-        assert_eq!(built.get(), 2);
-        for batch in 10..10 + MAX_PROGRAMS {
-            program(StepKind::Train, batch);
-        }
-        assert_eq!((built.get(), cache.programs.borrow().len()), (2, MAX_PROGRAMS));
-    }
-
-    #[test]
-    fn a_step_whose_shapes_depend_on_the_batch_is_built_for_each() {
-        let cache = StepCache::default();
-        let built = std::cell::RefCell::new(vec![]);
-        let program = |batch| {
-            let build = |max_batch| {
-                built.borrow_mut().push(max_batch);
-                let mut graph = Graph::new();
-                graph.set_max_batch(max_batch);
-                graph.max_batch();
-                Ok(BuiltStep { step: Step::new("table", graph), constants: vec![] })
-            };
-            let options = Options::new(Mesh::new(1, 1), batch);
-            cache.program(StepKind::Train, (options, &[]), build).unwrap()
-        };
-        for batch in [8, 3, 8, 9, 3, 9] {
-            program(batch);
-        }
-        assert_eq!(*built.borrow(), [8, 3, 9]);
-    }
-
-    #[test]
-    fn compile_builds_the_training_step_and_fit_uses_the_program_of_the_memory_plan() {
-        let mut model = Sequential::new().add(Input::new([4])).add(Dense::new(2)).build().unwrap();
-        model.compile(Compile::new("sgd").loss("mse")).unwrap();
-        let program = |model: &Model| {
-            let session = lock(&model.session);
-            let steps = &session.as_ref().unwrap().shapes.get(0).steps;
-            assert!(steps.steps[StepKind::Train as usize].get().is_some());
-            steps.programs.borrow().iter().map(|(.., program)| program.clone()).collect::<Vec<_>>()
-        };
-        assert!(program(&model).is_empty());
-        model.own_memory_plan(StepKind::Train, 8).unwrap();
-        let planned = program(&model);
-        let (x, y) = (Tensor::zeros([8, 4]), Tensor::zeros([8, 2]));
-        model.fit((x, y), Fit::new().batch_size(8).verbose(0)).unwrap();
-        let used = program(&model);
-        assert!(planned.len() == 1 && used.len() == 1 && Arc::ptr_eq(&planned[0], &used[0]));
-    }
+/// The step of a kind from a lowered model.
+pub(super) fn finish_step(
+    objective: &Objective,
+    kind: StepKind,
+    mut lowered: Lowered,
+) -> Result<BuiltStep> {
+    let constants = std::mem::take(&mut lowered.low.fed_constants);
+    let step = match kind {
+        StepKind::Train => steps::train(lowered, objective)?,
+        StepKind::Test => steps::test(lowered, objective)?,
+        StepKind::Predict => steps::predict(lowered)?,
+        StepKind::Gradients => steps::gradients(lowered, objective)?,
+    };
+    Ok(BuiltStep { step, constants })
 }

@@ -1,5 +1,6 @@
 //! Steps on samples that are resident on the devices.
 
+use super::device_weights::SharedExecutor;
 use super::objective::inverted;
 use super::{Session, ShapedStep, StepKind, Tally};
 use crate::data::{Dataset, HostBatch, Identity, InMemory, IndexBatch, Table};
@@ -15,17 +16,58 @@ struct Uploaded {
 }
 
 /// The samples on the devices of a session.
-#[derive(Default)]
-pub(super) struct ResidentTables(Vec<Uploaded>);
+pub(super) struct ResidentTables {
+    executor: SharedExecutor,
+    uploaded: Vec<Uploaded>,
+}
 
 impl ResidentTables {
-    /// Takes out all tables, or those whose arrays no longer exist.
-    fn take(&mut self, all: bool) -> Vec<TableId> {
-        let tables = std::mem::take(&mut self.0).into_iter();
-        let (gone, kept): (Vec<Uploaded>, Vec<Uploaded>) =
-            tables.partition(|t| all || t.identity.is_dropped());
-        self.0 = kept;
-        gone.iter().map(|t| t.id).collect()
+    pub fn new(executor: SharedExecutor) -> ResidentTables {
+        ResidentTables { executor, uploaded: vec![] }
+    }
+
+    /// Evicts all samples from the devices; returns whether there were any.
+    pub fn evict_all(&mut self) -> bool {
+        self.evict(|_| true)
+    }
+
+    /// Evicts the samples of these tables; returns whether there were any.
+    fn evict(&mut self, which: impl Fn(&Uploaded) -> bool) -> bool {
+        let tables = std::mem::take(&mut self.uploaded).into_iter();
+        let (evicted, kept): (Vec<Uploaded>, Vec<Uploaded>) = tables.partition(which);
+        self.uploaded = kept;
+        if let Some(data) = lock(&self.executor).resident_data() {
+            evicted.iter().for_each(|table| data.evict(table.id));
+        }
+        !evicted.is_empty()
+    }
+
+    /// The table of these samples, if they are on the devices.
+    fn find(&self, identity: &Identity) -> Option<TableId> {
+        self.uploaded.iter().find(|t| t.identity.same(identity)).map(|t| t.id)
+    }
+
+    /// Uploads samples, in place of those whose arrays no longer exist. `None` if the devices cannot hold them.
+    fn upload(&mut self, table: &Table) -> Result<Option<TableId>> {
+        self.evict(|t| t.identity.is_dropped());
+        let ones = vec![1.0; if table.weights.is_some() { 0 } else { table.rows() }];
+        let id = self.with_data(|on| on.upload(&table.columns(&ones)))?;
+        self.uploaded.extend(id.map(|id| Uploaded { identity: table.identity(), id }));
+        Ok(id)
+    }
+
+    /// Calls `f` with the samples on the devices.
+    fn with_data<T>(
+        &self,
+        f: impl FnOnce(&mut dyn ResidentData) -> Result<T, ExecError>,
+    ) -> Result<T, ExecError> {
+        match lock(&self.executor).resident_data() {
+            Some(data) => f(data),
+            None => Err(ExecError::Program {
+                name: "resident samples".into(),
+                reason: "this executor has none".into(),
+            }),
+        }
     }
 }
 
@@ -60,87 +102,44 @@ impl Session {
         if self.objective.custom.is_some() {
             return Ok(None);
         }
-        let between = self.shapes.constraints.is_some() || self.accumulates();
+        let between = self.programs.constraints.is_some() || self.objective.accumulates();
         let can_keep = lock(&self.executor).resident_data().is_some();
         // A profile measures every instruction by itself, on a batch from the host.
-        if !can_keep || self.shapes.profiling || (kind == StepKind::Train && between) {
+        if !can_keep || self.programs.profiling || (kind == StepKind::Train && between) {
             return Ok(None);
         }
         let Some(data) = data.in_memory() else { return Ok(None) };
         let table = data.table();
         let rows = data.batch_size();
-        let step = ShapedStep { kind, shape: self.shape_of_samples(&table.inputs)? };
+        let shape = self.programs.shape_of_samples(&self.objective, &table.inputs)?;
+        let step = ShapedStep { kind, shape };
         let program = self.ensure_loaded(step, rows)?;
         // Launches of several steps take numbers besides the samples, but no arrays.
-        if !self.shapes.get(step.shape).steps.constants(kind).is_empty() {
+        if !self.programs.shapes.get(step.shape).steps.constants(kind).is_empty() {
             return Ok(None);
         }
-        let Some(id) = self.ensure_resident(data, &table, step.shape)? else { return Ok(None) };
-        let steps_per_launch = self.with_resident_data(|on| on.steps_per_launch(program, id, rows));
+        let known = self.tables.find(&table.identity());
+        if known.is_none() {
+            self.check_table(data, &table, shape)?;
+        }
+        let id = known.map_or_else(|| self.tables.upload(&table), |id| Ok(Some(id)))?;
+        let Some(id) = id else { return Ok(None) };
+        let steps_per_launch = self.tables.with_data(|on| on.steps_per_launch(program, id, rows));
         if matches!(steps_per_launch, Err(ExecError::Memory { .. })) {
             // Batches from the host need less.
-            self.evict_all();
+            self.tables.evict_all();
             return Ok(None);
         }
-        let steps_per_launch =
-            steps_per_launch.map_err(|e| self.explain_out_of_memory(e, step, rows))?;
-        let inputs = self.shapes.get(step.shape).inputs.clone();
+        let steps_per_launch = self.explain(steps_per_launch, step, rows)?;
+        let inputs = self.programs.shapes.get(step.shape).inputs.clone();
         Ok(Some(ResidentTable { id, inputs, weights: table.weights, steps_per_launch }))
-    }
-
-    /// The samples on the devices, uploaded if they are not there yet.
-    fn ensure_resident(
-        &mut self,
-        data: &dyn InMemory,
-        table: &Table,
-        shape: usize,
-    ) -> Result<Option<TableId>> {
-        let identity = table.identity();
-        if let Some(known) = self.tables.0.iter().find(|t| t.identity.same(&identity)) {
-            return Ok(Some(known.id));
-        }
-        self.check_table(data, table, shape)?;
-        for id in self.tables.take(false) {
-            self.evict(id);
-        }
-        let ones = vec![1.0; if table.weights.is_some() { 0 } else { table.rows() }];
-        let uploaded = self.with_resident_data(|on| on.upload(&table.columns(&ones)))?;
-        self.tables.0.extend(uploaded.map(|id| Uploaded { identity, id }));
-        Ok(uploaded)
-    }
-
-    /// Evicts all samples from the devices; returns whether there were any.
-    pub(super) fn evict_all(&mut self) -> bool {
-        let tables = self.tables.take(true);
-        tables.iter().for_each(|id| self.evict(*id));
-        !tables.is_empty()
-    }
-
-    fn evict(&self, table: TableId) {
-        if let Some(data) = lock(&self.executor).resident_data() {
-            data.evict(table);
-        }
-    }
-
-    /// Calls `f` with the samples on the devices.
-    fn with_resident_data<T>(
-        &self,
-        f: impl FnOnce(&mut dyn ResidentData) -> Result<T, ExecError>,
-    ) -> Result<T, ExecError> {
-        match lock(&self.executor).resident_data() {
-            Some(data) => f(data),
-            None => Err(ExecError::Program {
-                name: "resident samples".into(),
-                reason: "this executor has none".into(),
-            }),
-        }
     }
 
     /// Checks all samples at once instead of batch by batch.
     fn check_table(&self, data: &dyn InMemory, table: &Table, shape: usize) -> Result<()> {
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
-        let shape = self.shapes.get(shape);
+        let shape = self.programs.shapes.get(shape);
         self.checks.check(&batch, shape, true)?;
         for (i, samples) in table.inputs.iter().enumerate() {
             self.checks.check_sample_rows(i, samples, 0..samples.rows(), "")?;
@@ -194,11 +193,15 @@ impl Session {
         let rows = batches.first().map_or(0, |b| b.rows.len());
         self.checks.check_batch_size(rows)?;
         self.weights.own_states();
-        let shape = if self.def.is_open() { self.shape_for(&table.inputs)? } else { 0 };
+        let shape = match self.def.is_open() {
+            true => self.programs.shape_for(&self.objective, &table.inputs)?,
+            false => 0,
+        };
         let step = ShapedStep { kind, shape };
         let program = self.ensure_loaded(step, rows)?;
         if training {
-            (0..batches.len()).try_for_each(|i| self.check_learning_rate(i as u64))?;
+            let check = |i| self.objective.check_learning_rate(&self.state, i as u64);
+            (0..batches.len()).try_for_each(check)?;
         }
         let divide = |b: &IndexBatch| (b.rows.len(), self.resident_divisors(table, &b.rows));
         let steps: Vec<(usize, Vec<f64>)> = batches.iter().map(divide).collect();
@@ -215,8 +218,8 @@ impl Session {
             StepInput { rows, augments, mirrored, seed: self.state.seed, step, scalars }
         };
         let inputs: Vec<StepInput<'_>> = (0..batches.len()).map(input).collect();
-        let started = self.with_resident_data(|on| on.start_steps(program, table.id, &inputs));
-        started.map_err(|e| self.explain_out_of_memory(e, step, rows))?;
+        let started = self.tables.with_data(|on| on.start_steps(program, table.id, &inputs));
+        self.explain(started, step, rows)?;
         Ok(StepsInFlight { step, training, steps })
     }
 
@@ -227,11 +230,11 @@ impl Session {
         tally: &mut Tally,
     ) -> Result<Vec<f64>> {
         let mut fetched = vec![];
-        self.with_resident_data(|on| on.finish_steps(&mut fetched))?;
+        self.tables.with_data(|on| on.finish_steps(&mut fetched))?;
         let mut losses = Vec::with_capacity(fetched.len());
         let weights = self.objective.loss_weights(started.step.kind).to_vec();
         for (values, (rows, divisors)) in fetched.into_iter().zip(&started.steps) {
-            self.check_integers(started.step, &values)?;
+            self.programs.check_integers(started.step, &values)?;
             if started.training && self.state.advance(values.last().map(Vec::as_slice)) {
                 self.state.updates += 1;
             }

@@ -5,7 +5,7 @@ use super::shapes::BatchShape;
 use super::{Accumulation, Session, ShapedStep, StepKind, Tally};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
-use crate::layer::{check_fetched, is_integer_check, lock};
+use crate::layer::{is_integer_check, lock};
 use crate::model::{Logs, steps};
 use phalanx_exec::{Batch, ExecError, Executor, FeedData};
 use phalanx_graph::program::FetchPlan;
@@ -64,10 +64,10 @@ impl Session {
         if self.objective.custom.is_some() {
             return Ok(false);
         }
-        let Some(shape) = self.known_shape_of(batch)? else { return Ok(false) };
+        let Some(shape) = self.programs.known_shape_of(batch)? else { return Ok(false) };
         let step = ShapedStep { kind, shape };
-        let Some(id) = self.loaded(step, batch.rows) else { return Ok(false) };
-        self.checks.check(batch, self.shapes.get(shape), true)?;
+        let Some(id) = self.programs.loaded(step, batch.rows) else { return Ok(false) };
+        self.checks.check(batch, self.programs.shapes.get(shape), true)?;
         if self.weights.update.is_some() {
             // The numbers of its update depend on the step in flight.
             return Ok(false);
@@ -101,7 +101,7 @@ impl Session {
         let (accumulate, accumulated) =
             accumulation.map(|how| self.state.accumulate(how, batch.rows)).unzip();
         if training {
-            self.check_learning_rate(0)?;
+            self.objective.check_learning_rate(&self.state, 0)?;
         }
         let optimizer = &*self.objective.optimizer;
         let (mut scalars, mut numbers) = (vec![], vec![]);
@@ -113,9 +113,9 @@ impl Session {
             false => {}
         }
         let (seed, step) = (self.state.seed, self.state.steps);
-        let shaped = ShapedStep { kind, shape: self.shape_of(batch)? };
+        let shaped = ShapedStep { kind, shape: self.programs.shape_of(&self.objective, batch)? };
         if !staged {
-            self.checks.check(batch, self.shapes.get(shaped.shape), true)?;
+            self.checks.check(batch, self.programs.shapes.get(shaped.shape), true)?;
         }
         let id = self.ensure_loaded(shaped, batch.rows)?;
         self.weights.own_states();
@@ -139,12 +139,13 @@ impl Session {
         }
         lock(&self.executor).finish(&mut self.results.fetched)?;
         if let Some(step) = started.step {
-            self.check_integers(step, &self.results.fetched)?;
+            self.programs.check_integers(step, &self.results.fetched)?;
         }
         let scale = self.results.fetched.last().map(Vec::as_slice);
         let counts = !started.training || self.state.advance(scale);
         if started.training {
-            self.advance_optimizers();
+            let fetched = &self.results.fetched;
+            self.objective.advance_optimizers(&mut self.state, fetched);
         }
         if let Some(accumulated) = started.accumulated.filter(|_| counts) {
             self.state.set_accumulated(accumulated);
@@ -154,7 +155,7 @@ impl Session {
         let loss = tally.add(&self.results.fetched, weights, started.rows, &started.divisors);
         if started.updates && counts {
             self.state.updates += 1;
-            if let Some(id) = self.shapes.constraints {
+            if let Some(id) = self.programs.constraints {
                 lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
             }
         }
@@ -170,7 +171,7 @@ impl Session {
         numbers: &[f32],
         call: impl FnOnce(&mut dyn Executor, &[FeedData<'_>]) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>> {
-        let constants = self.shapes.get(step.shape).steps.constants(step.kind);
+        let constants = self.programs.shapes.get(step.shape).steps.constants(step.kind);
         let divisors = self.divisors(step.kind, batch)?;
         let rows = self.local_rows(batch)?;
         let mut scales = inverted(&divisors);
@@ -197,38 +198,29 @@ impl Session {
             feeds.extend(constants);
         }
         let done = call(&mut **lock(&self.executor), &feeds);
-        done.map_err(|e| self.explain_out_of_memory(e, step, batch.rows))?;
+        self.explain(done, step, batch.rows)?;
         Ok(divisors)
     }
 
     /// The gradient of the loss on a batch by every trained weight, with the weights' names.
     pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
         let (seed, step) = (self.state.seed, self.state.steps);
-        let shape = self.shape_of(batch)?;
-        self.checks.check(batch, self.shapes.get(shape), true)?;
+        let shape = self.programs.shape_of(&self.objective, batch)?;
+        self.checks.check(batch, self.programs.shapes.get(shape), true)?;
         let shaped = ShapedStep { kind: StepKind::Gradients, shape };
         let id = self.ensure_loaded(shaped, batch.rows)?;
         self.with_feeds(shaped, batch, &[], |executor, feeds| {
             executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
         })?;
         lock(&self.executor).finish(&mut self.results.fetched)?;
-        self.check_integers(shaped, &self.results.fetched)?;
-        let loaded = &self.shapes.get(shape).loaded;
+        self.programs.check_integers(shaped, &self.results.fetched)?;
+        let loaded = &self.programs.shapes.get(shape).loaded;
         let fetches = loaded.of(StepKind::Gradients).flat_map(|p| &p.fetches);
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
         let all = fetches.zip(&self.results.fetched);
         all.filter(|(plan, _)| !is_integer_check(&plan.name)).map(tensor).collect()
-    }
-
-    /// Fails if ops of a step have computed with integers that are not exact as floats.
-    pub(super) fn check_integers(&self, step: ShapedStep, fetched: &[Vec<f32>]) -> Result<()> {
-        let Some(program) = self.shapes.get(step.shape).loaded.of(step.kind).next() else {
-            return Ok(());
-        };
-        let names = program.fetches.iter().map(|plan| plan.name.as_str());
-        check_fetched(names.zip(fetched.iter().map(Vec::as_slice)))
     }
 
     /// Updates the trained weights with gradients by their names, which must be all of them.
@@ -257,16 +249,16 @@ impl Session {
             let missing = || Error::argument(owner, "gradients", expected(), "none such");
             values.push(found.ok_or_else(missing)?);
         }
-        let id = match self.shapes.apply {
+        let id = match self.programs.apply {
             Some(id) => id,
             None => {
                 let step = steps::apply(&specs, &trained, self.objective.optimizer.rule())?;
-                let program = Program::compile(step, self.options(1))?;
+                let program = Program::compile(step, self.programs.options(1))?;
                 let id = lock(&self.executor).load(Arc::new(program))?;
-                *self.shapes.apply.insert(id)
+                *self.programs.apply.insert(id)
             }
         };
-        let here = !self.shard().rows(1).is_empty();
+        let here = !self.workers.shard().rows(1).is_empty();
         let feeds: Vec<FeedData<'_>> =
             values.iter().map(|row| FeedData::F32(if here { row } else { &[] })).collect();
         let scalars = self.state.scalars(&*self.objective.optimizer, 0);
@@ -276,7 +268,7 @@ impl Session {
         lock(&self.executor).run(id, &batch, &mut vec![])?;
         self.state.advance(None);
         self.state.updates += 1;
-        if let Some(id) = self.shapes.constraints {
+        if let Some(id) = self.programs.constraints {
             lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
         }
         Ok(())
@@ -284,13 +276,13 @@ impl Session {
 
     /// Runs the model on a batch; returns the type and the values of each output.
     pub(crate) fn predict(&mut self, batch: &HostBatch) -> Result<(&[Type], &[Vec<f32>])> {
-        let shape = self.shape_of(batch)?;
-        self.checks.check(batch, self.shapes.get(shape), false)?;
+        let shape = self.programs.shape_of(&self.objective, batch)?;
+        self.checks.check(batch, self.programs.shapes.get(shape), false)?;
         let shaped = ShapedStep { kind: StepKind::Predict, shape };
         let id = self.ensure_loaded(shaped, batch.rows)?;
         self.weights.own_states();
         let local = self.local_rows(batch)?;
-        let BatchShape { steps, outputs, .. } = self.shapes.get(shape);
+        let BatchShape { steps, outputs, .. } = self.programs.shapes.get(shape);
         let inputs = batch.inputs.iter().map(|t| feed(t, &local));
         let constants = steps.constants(StepKind::Predict).iter();
         let feeds: Vec<FeedData<'_>> =
@@ -298,8 +290,8 @@ impl Session {
         let (rows, feeds, seed) = (batch.rows, &feeds[..], self.state.seed);
         let step = Batch { rows, feeds, seed, ..Batch::default() };
         let done = lock(&self.executor).run(id, &step, &mut self.results.fetched);
-        done.map_err(|e| self.explain_out_of_memory(e, shaped, rows))?;
-        self.check_integers(shaped, &self.results.fetched)?;
+        self.explain(done, shaped, rows)?;
+        self.programs.check_integers(shaped, &self.results.fetched)?;
         Ok((outputs, &self.results.fetched[..outputs.len()]))
     }
 
@@ -327,7 +319,7 @@ impl Session {
 
     /// Where this worker's rows are in the tensors of a batch.
     fn local_rows(&self, batch: &HostBatch) -> Result<Range<usize>> {
-        let own = self.shard().rows(batch.rows);
+        let own = self.workers.shard().rows(batch.rows);
         match &batch.local {
             None => Ok(own),
             Some(held) if *held == own => Ok(0..own.len()),

@@ -1,13 +1,14 @@
 //! The shapes of a session's batches. A model with open sizes has steps and programs of its own for each shape. All of
 //! them use the same parameters on the devices.
 
-use super::programs::{LoadedPrograms, StepCache};
-use super::{Session, StepKind};
-use crate::data::{Dataset, HostBatch, Samples};
+use super::batch_checks::check_count;
+use super::programs::Programs;
+use super::step_cache::{LoadedPrograms, StepCache};
+use super::{Objective, StepKind};
+use crate::data::{HostBatch, Samples};
 use crate::error::{Error, Result};
 use crate::layer::lock;
 use phalanx_distributed::warnings::warning;
-use phalanx_exec::ProgramId;
 use phalanx_graph::{Tensor, Type};
 
 /// Number of shapes whose programs are kept. The least recently used ones are dropped.
@@ -29,6 +30,24 @@ pub(crate) struct BatchShape {
     used: u64,
 }
 
+impl BatchShape {
+    /// A shape without programs.
+    pub fn new(
+        objective: &Objective,
+        inputs: Vec<Vec<usize>>,
+        outputs: Vec<Type>,
+    ) -> Result<BatchShape> {
+        let losses = objective.losses.iter().zip(&outputs);
+        let targets = match &objective.custom {
+            Some(custom) => custom.targets.iter().map(|(_, ty)| ty.clone()).collect(),
+            None => losses.map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?,
+        };
+        objective.check_state_sizes(&outputs)?;
+        let (steps, loaded) = (StepCache::default(), LoadedPrograms::default());
+        Ok(BatchShape { inputs, outputs, targets, steps, loaded, used: 0 })
+    }
+}
+
 /// A step for batches of a shape, which is an index that is valid until the next shape is added.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShapedStep {
@@ -43,12 +62,6 @@ pub(crate) struct ShapeCache {
     uses: u64,
     /// Whether a warning said that there are many shapes.
     warned: bool,
-    /// Projects constrained weights after an update, if any weight is constrained.
-    pub constraints: Option<ProgramId>,
-    /// Applies gradients from the host, once any were.
-    pub apply: Option<ProgramId>,
-    /// Whether every instruction is measured.
-    pub profiling: bool,
 }
 
 impl ShapeCache {
@@ -98,11 +111,11 @@ impl ShapeCache {
     }
 }
 
-impl Session {
+impl Programs {
     /// The shape of a batch. A new one is added, for which no step may be in flight.
-    pub(super) fn shape_of(&mut self, batch: &HostBatch) -> Result<usize> {
+    pub(super) fn shape_of(&mut self, objective: &Objective, batch: &HostBatch) -> Result<usize> {
         match self.def.is_open() {
-            true => self.shape_for(&self.input_sizes(&batch.inputs)?),
+            true => self.shape_for(objective, &self.input_sizes(&batch.inputs)?),
             false => Ok(0),
         }
     }
@@ -116,33 +129,18 @@ impl Session {
     }
 
     /// The shape of batches of these samples.
-    pub(super) fn shape_of_samples(&mut self, inputs: &[Samples]) -> Result<usize> {
+    pub(super) fn shape_of_samples(
+        &mut self,
+        objective: &Objective,
+        inputs: &[Samples],
+    ) -> Result<usize> {
         if !self.def.is_open() {
             return Ok(0);
         }
-        self.checks.check_count("inputs", self.def.fed.len(), inputs.len())?;
+        check_count(&self.def, "inputs", self.def.fed.len(), inputs.len())?;
         let sizes = |(i, samples): (usize, &Samples)| self.sizes_of(i, samples.dims());
         let sizes = inputs.iter().enumerate().map(sizes).collect::<Result<Vec<_>>>()?;
-        self.shape_for(&sizes)
-    }
-
-    /// Loads the program of a step on a dataset's batches, if their shape is known.
-    pub(crate) fn preload(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<()> {
-        let shape = match data.in_memory() {
-            Some(samples) => self.shape_of_samples(&samples.table().inputs)?,
-            None if self.def.is_open() => return Ok(()),
-            None => 0,
-        };
-        self.ensure_loaded(ShapedStep { kind, shape }, data.batch_size()).map(|_| ())
-    }
-
-    /// Creates the slots of the optimizer and loads the training program, unless sizes are open.
-    pub(crate) fn prepare_training(&mut self, batch: usize) -> Result<()> {
-        if self.def.is_open() {
-            let rule = self.objective.optimizer.rule();
-            return Ok(lock(&self.executor).create_slots(&rule)?);
-        }
-        self.ensure_loaded(ShapedStep { kind: StepKind::Train, shape: 0 }, batch).map(|_| ())
+        self.shape_for(objective, &sizes)
     }
 
     /// The shape that plans are made for: the largest so far.
@@ -164,12 +162,16 @@ impl Session {
     }
 
     /// The shape of batches with samples of these sizes.
-    pub(super) fn shape_for(&mut self, inputs: &[Vec<usize>]) -> Result<usize> {
+    pub(super) fn shape_for(
+        &mut self,
+        objective: &Objective,
+        inputs: &[Vec<usize>],
+    ) -> Result<usize> {
         if let Some(known) = self.shapes.find(inputs) {
             return Ok(known);
         }
         let outputs = self.def.output_types_for(inputs)?;
-        let shape = self.new_shape(inputs.to_vec(), outputs)?;
+        let shape = BatchShape::new(objective, inputs.to_vec(), outputs)?;
         let (at, dropped) = self.shapes.add(shape);
         for program in dropped.iter().flat_map(|shape| shape.loaded.all()) {
             lock(&self.executor).unload(program.id);
@@ -190,22 +192,6 @@ impl Session {
         Ok(at)
     }
 
-    /// A shape without programs.
-    pub(super) fn new_shape(
-        &self,
-        inputs: Vec<Vec<usize>>,
-        outputs: Vec<Type>,
-    ) -> Result<BatchShape> {
-        let losses = self.objective.losses.iter().zip(&outputs);
-        let targets = match &self.objective.custom {
-            Some(custom) => custom.targets.iter().map(|(_, ty)| ty.clone()).collect(),
-            None => losses.map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?,
-        };
-        self.objective.check_state_sizes(&outputs)?;
-        let (steps, loaded) = (StepCache::default(), LoadedPrograms::default());
-        Ok(BatchShape { inputs, outputs, targets, steps, loaded, used: 0 })
-    }
-
     /// Adds the only shape of a model without open sizes.
     pub(super) fn add_only_shape(&mut self, shape: BatchShape) {
         self.shapes.add(shape);
@@ -213,7 +199,7 @@ impl Session {
 
     /// The sizes of the samples of a batch.
     fn input_sizes(&self, inputs: &[Tensor]) -> Result<Vec<Vec<usize>>> {
-        self.checks.check_count("inputs", self.def.fed.len(), inputs.len())?;
+        check_count(&self.def, "inputs", self.def.fed.len(), inputs.len())?;
         inputs.iter().enumerate().map(|(i, t)| self.sizes_of(i, t.dims())).collect()
     }
 

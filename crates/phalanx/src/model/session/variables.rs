@@ -1,8 +1,10 @@
 //! The optimizer's state as Keras' variables, in Keras' order.
 
-use super::{Session, lock};
+use super::device_weights::{DeviceWeights, SharedExecutor};
+use super::{Objective, Session, TrainState};
 use crate::error::{Error, Result};
-use crate::layer::ModelWeight;
+use crate::layer::{ModelWeight, lock};
+use crate::model::definition::Definition;
 use crate::model::update_graph::members;
 use crate::saving::{Training, TrainingState, Variable, layers_in_order};
 use crate::schedules::LearningRate;
@@ -10,7 +12,6 @@ use phalanx_exec::StateId;
 use phalanx_graph::Tensor;
 use phalanx_graph::loss_scale::STATE;
 use phalanx_graph::update::{Slot, SlotInit};
-use serde_json::{Map, Value};
 
 /// Number of variables of a loss-scale optimizer before those of the inner optimizer.
 const LOSS_SCALE_VARIABLES: usize = 4;
@@ -25,11 +26,71 @@ enum VariableKind {
     Scalar(f64),
 }
 
+/// What the variables of Keras' optimizer are read from and written to.
+pub(super) struct OptimizerVariables<'a> {
+    pub def: &'a Definition,
+    pub objective: &'a Objective,
+    pub state: &'a TrainState,
+    pub weights: &'a DeviceWeights,
+    pub executor: &'a SharedExecutor,
+}
+
+/// What a file restores besides the values on the devices.
+struct Restored {
+    iteration: u64,
+    /// Whether the file has variables after iteration and learning rate.
+    has_variables: bool,
+    loss_scale: Option<f32>,
+    learning_rate: Option<f64>,
+}
+
 impl Session {
+    pub(super) fn optimizer_variables(&self) -> OptimizerVariables<'_> {
+        let Session { def, objective, state, weights, executor, .. } = self;
+        OptimizerVariables { def, objective, state, weights, executor }
+    }
+
+    /// Returns the compile config and the optimizer's state.
+    pub(crate) fn training(&self) -> Result<Training> {
+        let objective = &self.objective;
+        let config = objective.compile_config(objective.learning_rate(&self.state));
+        let optimizer = objective.optimizer.common().name.clone();
+        let variables = self.optimizer_variables();
+        let (state, not_saved) = (variables.training_state()?, variables.not_saved());
+        Ok(Training { config, optimizer, state, not_saved })
+    }
+
+    /// Restores the state in a file: the iteration, then the learning rate (without a schedule) and the
+    /// variables, if the file has any.
+    pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
+        if self.weights.loss_scale.is_some() && found.len() == LOSS_SCALE_VARIABLES - 1 {
+            // A loss-scale optimizer that never ran has no inner variables: everything is as the config says.
+            return Ok(());
+        }
+        self.prepare_training(1)?;
+        let restored = self.optimizer_variables().restore(iteration, found)?;
+        if restored.loss_scale.is_some() {
+            self.state.loss_scale = restored.loss_scale;
+        }
+        let every = self.objective.accumulation_steps();
+        self.state.set_iterations(restored.iteration, every);
+        let batches = match restored.has_variables {
+            true => self.optimizer_variables().accumulated_in_file(),
+            false => 0,
+        };
+        self.state.set_accumulated((batches, batches as f64));
+        if let Some(rate) = restored.learning_rate {
+            self.objective.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> OptimizerVariables<'a> {
     /// Returns the trainable weights in Keras' order.
-    pub(super) fn trainable_weights(&self) -> Vec<&ModelWeight> {
+    pub fn trainable_weights(&self) -> Vec<&'a ModelWeight> {
         let mut out = vec![];
-        for layer in layers_in_order(&self.def) {
+        for layer in layers_in_order(self.def) {
             let of_layer = self.weights.all.iter().filter(|w| w.layer.same(&layer));
             out.extend(of_layer.filter(|w| self.weights.is_trained(w.param)));
         }
@@ -75,21 +136,9 @@ impl Session {
         out
     }
 
-    /// Returns the compile config with Keras' keys.
-    pub(crate) fn compile_config(&self) -> Map<String, Value> {
-        self.objective.compile_config(self.learning_rate())
-    }
-
-    pub(super) fn stored_learning_rate(&self) -> Option<f64> {
-        self.objective.stored_learning_rate(self.learning_rate())
-    }
-
-    /// Returns the compile config and the optimizer's state.
-    pub(crate) fn training(&self) -> Result<Training> {
-        let config = self.compile_config();
-        let optimizer = self.objective.optimizer.common().name.clone();
-        let (state, not_saved) = (self.training_state()?, self.not_saved());
-        Ok(Training { config, optimizer, state, not_saved })
+    /// The learning rate that a file stores beside the optimizer.
+    pub fn stored_learning_rate(&self) -> Option<f64> {
+        self.objective.stored_learning_rate(self.objective.learning_rate(self.state))
     }
 
     /// Describes state that Keras' file formats cannot store.
@@ -116,7 +165,7 @@ impl Session {
     }
 
     /// Returns the number of batches in a file's accumulators, which Keras derives from the iteration.
-    pub(super) fn accumulated_in_file(&self) -> u64 {
+    pub fn accumulated_in_file(&self) -> u64 {
         self.objective
             .accumulation_steps()
             .map_or(0, |every| self.state.iterations() % every.max(1))
@@ -129,7 +178,7 @@ impl Session {
         }
         let slots = self.objective.optimizer.rule().slots;
         let own_slots = slots.len() - usize::from(self.objective.optimizer.common().use_ema);
-        let executor = lock(&self.executor);
+        let executor = lock(self.executor);
         let started = executor.slots() == slots.len() && !slots.is_empty();
         let (count, weight) = self.state.accumulated();
         let storable = count > 0 && count == self.accumulated_in_file();
@@ -188,13 +237,8 @@ impl Session {
         usable.then_some(([scale, steps, 1.0], iteration as u64))
     }
 
-    /// Restores the state in a file: the iteration, then the learning rate (without a schedule) and the
-    /// variables, if the file has any.
-    pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
-        if self.weights.loss_scale.is_some() && found.len() == LOSS_SCALE_VARIABLES - 1 {
-            // A loss-scale optimizer that never ran has no inner variables: everything is as the config says.
-            return Ok(());
-        }
+    /// Writes what a file stores to the devices.
+    fn restore(&self, iteration: u64, found: &[Tensor]) -> Result<Restored> {
         let scaled = self.stored_loss_scale(found);
         let (iteration, found) = match scaled {
             Some((_, iteration)) => (iteration, &found[LOSS_SCALE_VARIABLES..]),
@@ -228,8 +272,7 @@ impl Session {
                 VariableKind::Scalar(_) => vec![],
             };
             check(kinds.iter().map(expected).collect(), &found)?;
-            self.prepare_training(1)?;
-            let mut executor = lock(&self.executor);
+            let mut executor = lock(self.executor);
             for (kind, tensor) in kinds.iter().zip(found) {
                 let values = tensor.f32().unwrap_or_default();
                 match kind {
@@ -243,17 +286,12 @@ impl Session {
                 }
             }
         }
+        let mut loss_scale = None;
         if let (Some(scaling), Some((state, _))) = (self.weights.loss_scale, scaled) {
-            lock(&self.executor).set_param(scaling.state, &state)?;
-            self.state.loss_scale = Some(state[0]);
+            lock(self.executor).set_param(scaling.state, &state)?;
+            loss_scale = Some(state[0]);
         }
-        self.state.set_iterations(iteration, self.objective.accumulation_steps());
-        let batches = if has_variables { self.accumulated_in_file() } else { 0 };
-        self.state.set_accumulated((batches, batches as f64));
-        if let Some(rate) = rate {
-            self.objective.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);
-        }
-        Ok(())
+        Ok(Restored { iteration, has_variables, loss_scale, learning_rate: rate })
     }
 }
 

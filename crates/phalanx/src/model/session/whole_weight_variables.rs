@@ -1,9 +1,8 @@
 //! The state of an optimizer that updates whole weights as Keras' variables, in Keras' order.
 
-use super::variables::check;
-use super::{Session, lock};
+use super::variables::{OptimizerVariables, check};
 use crate::error::Result;
-use crate::layer::ModelWeight;
+use crate::layer::{ModelWeight, lock};
 use crate::model::update_graph::{UpdateState, WeightState, members};
 use crate::optimizers::Optimizer;
 use crate::saving::{TrainingState, Variable};
@@ -52,7 +51,7 @@ fn slots_in_order<'a>(
     order
 }
 
-impl Session {
+impl OptimizerVariables<'_> {
     /// The variables after iteration and learning rate, with the joined optimizers in this order, and which of them
     /// belong to each.
     fn entries(
@@ -99,7 +98,7 @@ impl Session {
     ) -> Result<TrainingState> {
         let order: Vec<usize> = (0..members(&*self.objective.optimizer).len()).collect();
         let (entries, ranges) = self.entries(update, weights, &order);
-        let executor = lock(&self.executor);
+        let executor = lock(self.executor);
         let (count, sum) = self.state.accumulated();
         let storable = count > 0 && count == self.accumulated_in_file();
         let scale = if storable { (count as f64 / sum) as f32 } else { 0.0 };
@@ -151,7 +150,7 @@ impl Session {
         };
         let (entries, _) = self.entries(update, &self.trainable_weights(), &order);
         check(entries.iter().map(Entry::dims).collect(), found)?;
-        let mut executor = lock(&self.executor);
+        let mut executor = lock(self.executor);
         for (entry, tensor) in entries.iter().zip(found) {
             if let Entry::Param { param, .. } | Entry::Accumulated { param, .. } = entry {
                 executor.set_param(*param, tensor.f32().unwrap_or_default())?;

@@ -1,6 +1,7 @@
 //! Communication between the workers of a job, outside the steps.
 
 use super::Session;
+use super::device_weights::SharedExecutor;
 use crate::data::{Dataset, Digest, format_digest};
 use crate::error::{Error, Result};
 use crate::layer::lock;
@@ -9,22 +10,32 @@ use crate::progress::Verbose;
 use crate::saving;
 use crate::workers::peer_lost;
 use phalanx_distributed::all_gather;
-use phalanx_exec::Cluster;
+use phalanx_exec::{Cluster, LocalShard};
 use serde_json::Value;
 use std::path::PathBuf;
 
 /// The workers of a job; only this one if there is no cluster.
-pub(crate) struct Workers(pub Option<Cluster>);
+pub(crate) struct Workers {
+    pub cluster: Option<Cluster>,
+    executor: SharedExecutor,
+}
+
+/// The flag of a worker that has received a stop request.
+const STOP_FLAG: u64 = 1;
 
 impl Workers {
+    pub(super) fn new(cluster: Option<Cluster>, executor: SharedExecutor) -> Workers {
+        Workers { cluster, executor }
+    }
+
     /// Returns whether there are several workers.
     pub fn is_distributed(&self) -> bool {
-        self.0.is_some()
+        self.cluster.is_some()
     }
 
     /// Returns whether this worker is the chief, which writes files and prints.
     pub fn is_chief(&self) -> bool {
-        self.0.as_ref().is_none_or(|c| c.peers.rank() == 0)
+        self.cluster.as_ref().is_none_or(|c| c.peers.rank() == 0)
     }
 
     /// Returns the verbosity of this worker: `requested` on the chief, otherwise silent.
@@ -34,7 +45,7 @@ impl Workers {
 
     /// Returns the bytes of every worker, in rank order.
     pub fn all_gather(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        let Some(cluster) = &self.0 else { return Ok(vec![mine]) };
+        let Some(cluster) = &self.cluster else { return Ok(vec![mine]) };
         all_gather(&*cluster.peers, &mine).map_err(peer_lost)
     }
 
@@ -69,9 +80,33 @@ impl Workers {
         Ok((!text.is_empty()).then(|| PathBuf::from(&*text)))
     }
 
+    /// The devices of this worker, and so its rows of every batch.
+    pub fn shard(&self) -> LocalShard {
+        lock(&self.executor).shard()
+    }
+
+    /// The same, if there are several workers.
+    pub fn shard_if_several(&self) -> Option<LocalShard> {
+        self.is_distributed().then(|| self.shard())
+    }
+
+    /// Sends this worker's stop request, if any, to the others along with the next step.
+    pub fn set_stop_flag(&self, stop: bool) {
+        if let Some(flags) = lock(&self.executor).process_flags() {
+            flags.set_flags(if stop { STOP_FLAG } else { 0 });
+        }
+    }
+
+    /// Returns whether any worker had a stop request before the last step. All workers get the same answer. A
+    /// single worker returns `own`.
+    pub fn any_worker_stopping(&self, own: bool) -> bool {
+        let mut executor = lock(&self.executor);
+        executor.process_flags().map_or(own, |all| all.flags() & STOP_FLAG != 0)
+    }
+
     /// Fails if the workers differ. `facts` are names with this worker's values.
     pub fn check_equal(&self, facts: &[(String, String)]) -> Result<()> {
-        let Some(cluster) = &self.0 else { return Ok(()) };
+        let Some(cluster) = &self.cluster else { return Ok(()) };
         let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
         let all = all_gather(&*cluster.peers, &mine).map_err(peer_lost)?;
         let read = |bytes: &Vec<u8>| -> Vec<(String, String)> {
@@ -94,24 +129,7 @@ impl Workers {
     }
 }
 
-/// The flag of a worker that has received a stop request.
-const STOP_FLAG: u64 = 1;
-
 impl Session {
-    /// Sends this worker's stop request, if any, to the others along with the next step.
-    pub(crate) fn set_stop_flag(&mut self, stop: bool) {
-        if let Some(flags) = lock(&self.executor).process_flags() {
-            flags.set_flags(if stop { STOP_FLAG } else { 0 });
-        }
-    }
-
-    /// Returns whether any worker had a stop request before the last step. All workers get the same answer. A
-    /// single worker returns `own`.
-    pub(crate) fn any_worker_stopping(&self, own: bool) -> bool {
-        let mut executor = lock(&self.executor);
-        executor.process_flags().map_or(own, |all| all.flags() & STOP_FLAG != 0)
-    }
-
     /// Returns names and values that must be equal on all workers. `data` comes before entries that depend on
     /// it, such as metadata about the data and adapted weights, so that an error names the cause.
     pub(crate) fn fingerprint(&self, data: &[(&str, String)]) -> Result<Vec<(String, String)>> {
@@ -121,7 +139,7 @@ impl Session {
             format!("{:016x}", digest.end())
         };
         let notes: Vec<String> = self.def.notes().iter().map(|(k, v)| format!("{k}={v}")).collect();
-        let timeout = self.workers.0.as_ref().and_then(|c| c.peers.timeout());
+        let timeout = self.workers.cluster.as_ref().and_then(|c| c.peers.timeout());
         let executor = lock(&self.executor);
         let mut weights = Digest::default();
         for weight in &self.weights.all {
@@ -138,13 +156,13 @@ impl Session {
             ),
             ("seed", self.state.seed.to_string()),
             ("deterministic mode", executor.mesh().fixed.to_string()),
-            ("precision", format!("{:?}", self.placement.policy)),
+            ("precision", format!("{:?}", self.programs.placement.policy)),
             ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
             ("weights", format!("{:016x}", weights.end())),
             ("notes of the model", digest(notes.join("\n"))),
             ("optimizer", self.objective.optimizer.class_name().into()),
         ];
-        let backend_facts = self.placement.backend.fingerprint();
+        let backend_facts = self.programs.placement.backend.fingerprint();
         let named = |(name, value): (&str, String)| (name.to_string(), value);
         facts.extend(backend_facts.into_iter().map(named));
         facts.extend(session_facts.map(named));

@@ -16,7 +16,7 @@ pub(super) struct DataCursor<'a> {
 
 impl<'a> DataCursor<'a> {
     pub fn new(data: &'a dyn Dataset, session: &Session, at: &Position) -> Result<DataCursor<'a>> {
-        let (seed, shard) = (session.state.seed, session.worker_shard());
+        let (seed, shard) = (session.state.seed, session.workers.shard_if_several());
         let epoch = data.epoch_of(seed, at.pass, at.taken, shard.as_ref())?;
         Ok(DataCursor { data, seed, shard, epoch })
     }

@@ -232,7 +232,7 @@ impl<'a> TrainLoop<'a> {
                 break;
             }
         }
-        if self.session.worker_shard().is_some() {
+        if self.session.workers.shard_if_several().is_some() {
             self.session.workers.check_equal(&self.facts()?)?;
         }
         let found = self.session.workers.broadcast_run(found)?;
@@ -278,7 +278,7 @@ impl<'a> TrainLoop<'a> {
 
     /// Whether this worker, or any other, was asked to stop before the last step finished.
     fn stop_requested(&self) -> bool {
-        self.session.any_worker_stopping(self.interrupt.raised())
+        self.session.workers.any_worker_stopping(self.interrupt.raised())
     }
 
     /// The error of a step whose loss is not finite. All workers find it at the same step.
@@ -306,7 +306,7 @@ impl<'a> TrainLoop<'a> {
         }
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();
-        entry.push("lr", self.session.learning_rate());
+        entry.push("lr", self.session.objective.learning_rate(&self.session.state));
         if let Some(scale) = self.session.state.loss_scale {
             entry.push("loss_scale", f64::from(scale));
         }
@@ -399,7 +399,7 @@ impl<'a> TrainLoop<'a> {
 
     /// Fails if callbacks have set different learning rates on different workers.
     fn check_rate(&self) -> Result<()> {
-        let rate = self.session.learning_rate().to_string();
+        let rate = self.session.objective.learning_rate(&self.session.state).to_string();
         self.session
             .workers
             .check_equal(&[(format!("learning rate of epoch {}", self.at.epoch + 1), rate)])
@@ -444,7 +444,9 @@ impl<'a> TrainLoop<'a> {
             stopped: self.stop,
             config: self.setup(),
         };
-        let notes = saving::notes(&self.session.def, Some(&self.session.compile_config()));
+        let Session { def, objective, state, .. } = &*self.session;
+        let config = objective.compile_config(objective.learning_rate(state));
+        let notes = saving::notes(def, Some(&config));
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));
         let callbacks = self.callbacks.iter_mut().map(state).collect::<Result<_>>()?;
         Ok(RunState { header, notes, tensors, callbacks })
@@ -481,7 +483,7 @@ fn view<'a>(
         steps_per_epoch: plan.steps,
         logs,
         metrics: &plan.metrics,
-        learning_rate: session.learning_rate(),
+        learning_rate: session.objective.learning_rate(&session.state),
         history,
         model: &session.def,
         weights: session,
