@@ -10,7 +10,7 @@ use phalanx::callbacks::BackupAndRestore;
 use phalanx::model::{
     BatchWeights, Fit, Inference, Interrupt, Logs, Model, OnNan, Source, StepKind, ValidationFreq,
 };
-use phalanx::saving::{Load, Parts};
+use phalanx::saving::{Load, ModelParts};
 use phalanx::strategy::MirroredStrategy;
 use phalanx::{Error, Result};
 use pyo3::buffer::PyBuffer;
@@ -109,7 +109,7 @@ impl Engine {
         let weights = weights.into_iter().map(read).collect::<PyResult<_>>()?;
         let optimizer = optimizer.map(|variables| optimizer_variables(&variables)).transpose()?;
         let compiled = optimizer.is_some();
-        let parts = Parts { config, weights, assets, optimizer };
+        let parts = ModelParts { config, weights, assets, optimizer };
         let model = py
             .detach(|| {
                 let strategy = MirroredStrategy::with_devices(&devices)?

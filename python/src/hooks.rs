@@ -149,7 +149,7 @@ impl PythonHooks {
         match &self.interrupt {
             Some((interrupt, pending)) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
                 *pending.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                interrupt.raise();
+                interrupt.request();
                 Ok(())
             }
             _ => Err(foreign(error)),
@@ -158,7 +158,7 @@ impl PythonHooks {
 
     /// Whether a signal interrupted the run.
     fn is_interrupted(&self) -> bool {
-        self.interrupt.as_ref().is_some_and(|(interrupt, _)| interrupt.raised())
+        self.interrupt.as_ref().is_some_and(|(interrupt, _)| interrupt.is_requested())
     }
 
     /// Lets Python handle signals, now and then.

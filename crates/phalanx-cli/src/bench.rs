@@ -61,7 +61,7 @@ pub fn run(args: &Bench, context: &RunContext) -> Result<()> {
 }
 
 /// A model that repeats steps on one batch.
-struct Job {
+struct Benchmark {
     model: Model,
     kind: StepKind,
     data: Arrays,
@@ -78,8 +78,8 @@ const MAX_STEPS: usize = 10_000_000;
 /// Maximum number of hidden layers. A deeper model takes minutes to build.
 const MAX_DEPTH: usize = 1000;
 
-impl Job {
-    fn new(args: &Bench, context: &RunContext) -> Result<Job> {
+impl Benchmark {
+    fn new(args: &Bench, context: &RunContext) -> Result<Benchmark> {
         let spec = ModelSpec::from_arg(&args.model, None)?;
         spec.give_sizes(&args.shapes)?;
         if args.data.is_some() && !spec.takes_images() {
@@ -112,7 +112,7 @@ impl Job {
             None => spec.compiled_with_defaults(strategy)?,
         };
         let data = synthetic::batch(&model, &spec.default_loss().1, batch)?;
-        Ok(Job { model, kind, data, batch, spec, chief, devices, backend })
+        Ok(Benchmark { model, kind, data, batch, spec, chief, devices, backend })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -177,7 +177,7 @@ fn measure(args: &Bench, context: &RunContext) -> Result<Report> {
     if let Some(steps) = args.steps.filter(|steps| !(1..=MAX_STEPS).contains(steps)) {
         bail!("--steps: expected 1 to {MAX_STEPS}, received {steps}");
     }
-    let mut job = Job::new(args, context)?;
+    let mut job = Benchmark::new(args, context)?;
     job.step()?;
     let setup = process_age();
     let each = mean(&job.window(3)?);

@@ -18,7 +18,7 @@ const DEFAULT_IMAGE_SIZE: Size = Size { height: 28, width: 28 };
 
 /// Rows of samples before preprocessing: inputs and targets by name.
 #[derive(Clone)]
-pub struct Part {
+pub struct NamedSamples {
     /// The inputs by name.
     pub inputs: Vec<(String, SampleSource)>,
     /// The targets by name.
@@ -30,11 +30,11 @@ pub struct Part {
 /// Data before preprocessing.
 pub struct LoadedData {
     /// Training rows.
-    pub train: Part,
+    pub train: NamedSamples,
     /// Validation rows, if any.
-    pub validation: Option<Part>,
+    pub validation: Option<NamedSamples>,
     /// Test rows, if any.
-    pub test: Option<Part>,
+    pub test: Option<NamedSamples>,
     /// The class names in index order, if the data define them: from a dataset or directory, or from a text column of a
     /// table. `None` for arrays, whose integers may or may not be classes.
     pub classes: Option<Vec<String>>,
@@ -121,7 +121,7 @@ pub fn load(request: &LoadRequest<'_>) -> Result<LoadedData> {
     }
     if datasets::NAMES.contains(&datasets::canonical(name)) {
         let split = datasets::load(name)?;
-        let (train, test) = (Part::of(split.train), Some(Part::of(split.test)));
+        let (train, test) = (NamedSamples::of(split.train), Some(NamedSamples::of(split.test)));
         let classes = Some(datasets::class_names(name)?);
         return Ok(LoadedData {
             test,
@@ -146,7 +146,7 @@ pub fn load(request: &LoadRequest<'_>) -> Result<LoadedData> {
 
 impl LoadedData {
     /// Training rows without further information.
-    fn of(train: Part) -> LoadedData {
+    fn of(train: NamedSamples) -> LoadedData {
         let (validation, test, classes, table) = (None, None, None, None);
         let (images, by_name, arrays, notices) = (false, false, false, vec![]);
         let text_targets = vec![];
@@ -165,20 +165,20 @@ impl LoadedData {
     }
 }
 
-impl Part {
-    fn of((x, y): (phalanx::data::Samples, Tensor)) -> Part {
-        Part::single(SampleSource::Memory(x), y)
+impl NamedSamples {
+    fn of((x, y): (phalanx::data::Samples, Tensor)) -> NamedSamples {
+        NamedSamples::single(SampleSource::Memory(x), y)
     }
 
-    fn single(x: SampleSource, y: Tensor) -> Part {
+    fn single(x: SampleSource, y: Tensor) -> NamedSamples {
         let (inputs, targets) = (vec![(String::new(), x)], vec![(String::new(), y)]);
-        Part { inputs, targets, sample_weight: None }
+        NamedSamples { inputs, targets, sample_weight: None }
     }
 
-    fn from_set(set: SampleSet) -> Part {
+    fn from_set(set: SampleSet) -> NamedSamples {
         let inputs =
             set.inputs.into_iter().map(|(name, x)| (name, SampleSource::Memory(x))).collect();
-        Part { inputs, targets: set.targets, sample_weight: set.sample_weight }
+        NamedSamples { inputs, targets: set.targets, sample_weight: set.sample_weight }
     }
 
     /// Number of samples.
@@ -187,13 +187,13 @@ impl Part {
     }
 
     /// These rows, in this order.
-    pub fn select_rows(&self, rows: &[usize]) -> Result<Part> {
+    pub fn select_rows(&self, rows: &[usize]) -> Result<NamedSamples> {
         let pick = |(name, x): &(String, SampleSource)| Ok((name.clone(), x.select_rows(rows)?));
         let inputs = self.inputs.iter().map(pick).collect::<Result<_>>()?;
         let pick = |(name, y): &(String, Tensor)| (name.clone(), y.select_rows(rows));
         let targets = self.targets.iter().map(pick).collect();
         let weight = |weights: &Vec<f32>| rows.iter().map(|row| weights[*row]).collect();
-        Ok(Part { inputs, targets, sample_weight: self.sample_weight.as_ref().map(weight) })
+        Ok(NamedSamples { inputs, targets, sample_weight: self.sample_weight.as_ref().map(weight) })
     }
 
     /// The class of every row, if there is one target with one integer per row.
@@ -254,10 +254,11 @@ impl DataArgs {
 
 fn load_npz_file(path: &Path) -> Result<LoadedData> {
     let data = load_npz(path)?;
-    let train = Part::from_set(data.train);
+    let train = NamedSamples::from_set(data.train);
     // Images are [height, width] or [height, width, channels].
     let images = matches!(&train.inputs[..], [(_, x)] if matches!(x.dims().len(), 2 | 3));
-    let (validation, test) = (data.validation.map(Part::from_set), data.test.map(Part::from_set));
+    let (validation, test) =
+        (data.validation.map(NamedSamples::from_set), data.test.map(NamedSamples::from_set));
     Ok(LoadedData { validation, test, images, arrays: true, ..LoadedData::of(train) })
 }
 
@@ -286,7 +287,7 @@ fn load_table(path: &Path, request: &LoadRequest<'_>) -> Result<LoadedData> {
         _ => None,
     };
     let text_targets = table.classes.iter().map(|classes| !classes.is_empty()).collect();
-    let train = Part::from_set(table.set);
+    let train = NamedSamples::from_set(table.set);
     Ok(LoadedData {
         text_targets,
         classes,
@@ -304,13 +305,13 @@ fn load_folder(path: &Path, image_options: ImageOptions) -> Result<LoadedData> {
         let sized = folder.target_size(image_options.size.height, image_options.size.width)?;
         Ok(sized.color_mode(image_options.color))
     };
-    let part = |folder: ImageFolder, budget: usize| -> Result<Part> {
+    let part = |folder: ImageFolder, budget: usize| -> Result<NamedSamples> {
         let labels = folder.labels();
         let images = match image_options.lazy {
             true => SampleSource::files(folder, budget),
             false => SampleSource::Memory(folder.load()?.0),
         };
-        Ok(Part::single(images, labels))
+        Ok(NamedSamples::single(images, labels))
     };
     let [train, test] = ["train", "test"].map(|name| path.join(name));
     let candidates = ["val", "valid", "validation"].map(|name| path.join(name));
@@ -327,7 +328,7 @@ fn load_folder(path: &Path, image_options: ImageOptions) -> Result<LoadedData> {
     }
     let train = open(&train)?;
     let classes = train.class_names().to_vec();
-    let held_out = |path: &Path| -> Result<Option<Part>> {
+    let held_out = |path: &Path| -> Result<Option<NamedSamples>> {
         if !path.is_dir() {
             return Ok(None);
         }
@@ -345,7 +346,7 @@ fn load_folder(path: &Path, image_options: ImageOptions) -> Result<LoadedData> {
 }
 
 /// The rows to keep and the rows to hold out: the last rows, or the last of each class if `by_class`.
-fn split_rows(part: &Part, share: f64, by_class: bool) -> (Vec<usize>, Vec<usize>) {
+fn split_rows(part: &NamedSamples, share: f64, by_class: bool) -> (Vec<usize>, Vec<usize>) {
     // Rounds as Keras does.
     let first = |count: usize| (count as f64 * (1.0 - share)).floor() as usize;
     let Some(labels) = part.classes().filter(|_| by_class) else {
@@ -365,7 +366,12 @@ fn split_rows(part: &Part, share: f64, by_class: bool) -> (Vec<usize>, Vec<usize
 }
 
 /// Takes a fraction of the rows out of `part`, as requested by `flag`.
-fn take_share(flag: &str, part: &mut Part, share: f64, by_class: bool) -> Result<Part> {
+fn take_share(
+    flag: &str,
+    part: &mut NamedSamples,
+    share: f64,
+    by_class: bool,
+) -> Result<NamedSamples> {
     if !(share > 0.0 && share < 1.0) {
         bail!("{flag}: expected a share between 0 and 1, received {share}");
     }
@@ -443,14 +449,14 @@ impl LoadedData {
 mod tests {
     use super::*;
 
-    fn part(labels: Vec<i32>) -> Part {
+    fn part(labels: Vec<i32>) -> NamedSamples {
         let rows = labels.len();
         let x: Vec<f32> = (0..rows).map(|i| i as f32).collect();
         let x = SampleSource::Memory(Tensor::new([rows, 1], x).unwrap().into());
-        Part::single(x, Tensor::new([rows], labels).unwrap())
+        NamedSamples::single(x, Tensor::new([rows], labels).unwrap())
     }
 
-    fn values(part: &Part) -> Vec<f32> {
+    fn values(part: &NamedSamples) -> Vec<f32> {
         part.inputs[0].1.first(part.rows()).unwrap().unwrap().f32().unwrap().to_vec()
     }
 

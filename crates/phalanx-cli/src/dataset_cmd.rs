@@ -1,7 +1,7 @@
 //! `phalanx data`: lists, downloads and describes datasets.
 
 use crate::args::{DataArgs, DataCommand};
-use crate::data::{self, ImageOptions, LoadRequest, Part};
+use crate::data::{self, ImageOptions, LoadRequest, NamedSamples};
 use crate::network::Network;
 use crate::terminal;
 use anyhow::Result;
@@ -55,7 +55,7 @@ fn info(name: &str) -> Result<()> {
     if let Ok(Some(path)) = datasets::find(name) {
         writeln!(out, "files: {}", shown(path.display()))?;
     }
-    let rows = |part: &Option<Part>| part.as_ref().map_or(0, Part::rows);
+    let rows = |part: &Option<NamedSamples>| part.as_ref().map_or(0, NamedSamples::rows);
     let (train, validation, test) = (data.train.rows(), rows(&data.validation), rows(&data.test));
     writeln!(out, "rows: {train} to train on, {validation} to validate on, {test} to test on")?;
     for (input, x) in &data.train.inputs {

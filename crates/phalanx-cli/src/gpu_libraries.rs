@@ -7,7 +7,7 @@ struct Finding {
     lib: Lib,
     /// Version and file, or the reason why it cannot be used.
     state: Result<(String, String), String>,
-    remedy: String,
+    hint: String,
 }
 
 impl Finding {
@@ -17,7 +17,7 @@ impl Finding {
             Ok(found) => Ok((found.version.to_string(), found.path.display().to_string())),
             Err(missing) => Err(missing.reason),
         };
-        Finding { lib, state, remedy: lib.install_hint(driver) }
+        Finding { lib, state, hint: lib.install_hint(driver) }
     }
 }
 
@@ -55,14 +55,14 @@ pub fn cache_folder() -> Option<std::path::PathBuf> {
 fn table(findings: &[Finding]) -> Vec<String> {
     let row = |a: &str, b: &str, c: &str, d: &str| format!("{a:<19}{b:<24}{c:<10}{d}");
     let mut lines = vec![row("library", "for", "version", "file")];
-    for Finding { lib, state, remedy } in findings {
+    for Finding { lib, state, hint } in findings {
         let name = lib.to_string();
         match state {
             Ok((version, file)) => lines.push(row(&name, lib.purpose(), version, file)),
             Err(reason) => {
                 lines.push(row(&name, lib.purpose(), "-", reason));
                 let note = if *lib == Lib::Nccl { "not needed for one GPU; " } else { "" };
-                lines.push(format!("{:<19}{note}{remedy}", ""));
+                lines.push(format!("{:<19}{note}{hint}", ""));
             }
         }
     }
@@ -90,7 +90,7 @@ mod tests {
                 true => Err("not found in the system's library path".into()),
                 false => Ok(("9.1".into(), format!("/usr/lib/{lib}"))),
             },
-            remedy: lib.install_hint(None),
+            hint: lib.install_hint(None),
         };
         Lib::ALL.map(of).into()
     }

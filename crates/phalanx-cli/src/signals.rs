@@ -20,13 +20,13 @@ pub fn catch_file_size_limit() -> Result<()> {
 /// Set when a write finds the output closed.
 static OUTPUT_CLOSED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Registers the signal handlers. The first signal raises the interrupt, as does a closed output; the second signal
+/// Registers the signal handlers. The first signal requests the interrupt, as does a closed output; the second signal
 /// ends the process at once.
 pub fn interrupt() -> Result<Interrupt> {
     let interrupt = Interrupt::new();
     let failed = "signals cannot be caught";
     for signal in [SIGINT, SIGTERM, SIGUSR1] {
-        // The order matters: a signal that finds the flag raised is the second.
+        // The order matters: a signal that finds the flag set is the second.
         flag::register_conditional_shutdown(signal, EXIT_SECOND_SIGNAL, interrupt.flag())
             .and_then(|_| flag::register(signal, interrupt.flag()))
             .context(failed)?;

@@ -70,7 +70,7 @@ impl Backend for CpuBackend {
     fn open(&self, request: OpenRequest<'_>) -> Result<Box<dyn Executor>, ExecError> {
         warn_if_slow(OPTIMIZED);
         let options = CpuOptions {
-            replicas: request.places.len() / request.devices_per_replica.max(1),
+            replicas: request.slots.len() / request.devices_per_replica.max(1),
             devices_per_replica: request.devices_per_replica,
             workers: request.threads,
             fixed: request.deterministic,

@@ -14,7 +14,7 @@ use crate::collectives::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::kernels::elementwise::TapePlan;
 use crate::simd::Isa;
 use crate::threads::{Barrier, Pool, Team, pinning_enabled, usable_cores};
-use crate::worker::{self, Outcome, Run};
+use crate::worker::{self, Outcome, StepRun};
 use phalanx_exec::{
     Batch, Cluster, ExecError, Executor, LocalShard, ProcessFlags, Profiling, ProgramId,
     ProgramTable, ResidentData, Staging, StateId, StepTimes, check_own_batch, check_program,
@@ -291,7 +291,7 @@ impl Executor for CpuExecutor {
             self.memory.reserve_seconds(loaded.program.instrs().len())?;
         }
         self.fetches.prepare(&loaded.program, batch.rows);
-        let run = Run {
+        let run = StepRun {
             loaded,
             batch,
             mesh: self.mesh,

@@ -11,8 +11,8 @@ use phalanx_cuda_driver::libs::{self, Lib};
 use phalanx_distributed::transport::DeviceTransport;
 use phalanx_distributed::transport::nccl::Nccl;
 use phalanx_exec::{
-    Backend, Cluster, DeviceInfo, DeviceTraits, ExecError, Executor, MemoryLimit, MemoryPlan,
-    OpenRequest, Place,
+    Backend, Cluster, DeviceInfo, DeviceSlot, DeviceTraits, ExecError, Executor, MemoryLimit,
+    MemoryPlan, OpenRequest,
 };
 use phalanx_graph::program::{Policy, ShardLevel, SplitRules};
 use phalanx_graph::{Mesh, Options, ParamSpec, Program};
@@ -98,7 +98,7 @@ impl Backend for CudaBackend {
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Box<dyn Executor>, ExecError> {
-        let OpenRequest { places, params, cluster, shard, devices_per_replica, .. } = request;
+        let OpenRequest { slots, params, cluster, shard, devices_per_replica, .. } = request;
         if devices_per_replica > 1 {
             let reason = "GPUs do not divide weights yet: expected replicas of one device".into();
             return Err(ExecError::Program { name: "any".into(), reason });
@@ -109,9 +109,9 @@ impl Backend for CudaBackend {
         }
         #[cfg(feature = "emulator")]
         if let Some(emulator) = &self.emulator {
-            return emulator.open(places, params, cluster);
+            return emulator.open(slots, params, cluster);
         }
-        open(places, joins(places, cluster.as_ref()), params, cluster)
+        open(slots, joins(slots, cluster.as_ref()), params, cluster)
     }
 }
 
@@ -138,14 +138,14 @@ pub fn driver_version() -> Option<String> {
 }
 
 /// Whether replicas have to reduce across GPUs.
-pub(crate) fn joins(places: &[Place], cluster: Option<&Cluster>) -> bool {
-    cluster.is_some() || places.iter().any(|place| place.index != places[0].index)
+pub(crate) fn joins(slots: &[DeviceSlot], cluster: Option<&Cluster>) -> bool {
+    cluster.is_some() || slots.iter().any(|slot| slot.index != slots[0].index)
 }
 
 /// The names of the replicas on each GPU.
-pub(crate) fn replicas_by_gpu(places: &[Place]) -> BTreeMap<usize, Vec<String>> {
+pub(crate) fn replicas_by_gpu(slots: &[DeviceSlot]) -> BTreeMap<usize, Vec<String>> {
     let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    for Place { index, part } in places {
+    for DeviceSlot { index, part } in slots {
         let name = match part {
             Some(part) => format!("gpu:{index}/{part}"),
             None => format!("gpu:{index}"),
@@ -160,19 +160,19 @@ pub(crate) fn replicas_by_gpu(places: &[Place]) -> BTreeMap<usize, Vec<String>> 
 /// # Errors
 /// A library is missing, or a GPU is unusable.
 pub fn joined_executor(
-    places: &[Place],
+    slots: &[DeviceSlot],
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
-    open(places, true, params, None)
+    open(slots, true, params, None)
 }
 
 fn open(
-    places: &[Place],
+    slots: &[DeviceSlot],
     joined: bool,
     params: &[ParamSpec],
     cluster: Option<Cluster>,
 ) -> Result<Box<dyn Executor>, ExecError> {
-    let by_gpu = replicas_by_gpu(places);
+    let by_gpu = replicas_by_gpu(slots);
     let mut gpus = by_gpu.keys().map(|index| Gpu::open(*index)).collect::<Result<Vec<_>, _>>()?;
     if joined {
         Gpu::join(&mut gpus, cluster.as_ref().map(|c| &c.peers))?;

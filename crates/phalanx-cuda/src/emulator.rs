@@ -24,7 +24,7 @@ use all_reduce::{AllReduceGroup, Link};
 use mailbox::Mailbox;
 use phalanx_distributed::transport::{DeviceTransport, Transport};
 use phalanx_distributed::{NcclId, RankAssignment};
-use phalanx_exec::{Cluster, DeviceInfo, ExecError, Executor, Place};
+use phalanx_exec::{Cluster, DeviceInfo, DeviceSlot, ExecError, Executor};
 use phalanx_graph::ParamSpec;
 use registry::Registry;
 use std::sync::Arc;
@@ -78,15 +78,15 @@ impl Emulator {
         (0..self.gpus).map(gpu).collect()
     }
 
-    /// Creates an executor with replicas at these places.
+    /// Creates an executor with replicas at these slots.
     pub(crate) fn open(
         &self,
-        places: &[Place],
+        slots: &[DeviceSlot],
         params: &[ParamSpec],
         cluster: Option<Cluster>,
     ) -> Result<Box<dyn Executor>, ExecError> {
-        let joined = joins(places, cluster.as_ref());
-        self.start(replicas_by_gpu(places).into_values().collect(), joined, params, cluster)
+        let joined = joins(slots, cluster.as_ref());
+        self.start(replicas_by_gpu(slots).into_values().collect(), joined, params, cluster)
     }
 
     /// Creates an executor with replicas on one GPU.

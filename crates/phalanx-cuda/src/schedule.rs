@@ -65,7 +65,7 @@ pub(crate) fn schedule(items: &[WorkItem], streams: usize) -> Vec<StreamSlot> {
 mod tests {
     use super::*;
     use crate::launch::{Block, Elem, Ptr, Span};
-    use crate::work_item::Part;
+    use crate::work_item::ReducePart;
 
     fn work(reads: &[usize], writes: &[usize]) -> WorkItem {
         let spans = |v: &[usize]| {
@@ -89,7 +89,7 @@ mod tests {
     fn the_backward_pass_continues_during_all_reduces() {
         let gradient = |at: usize| {
             let at = Ptr::new(0, Block::Gradients, at);
-            let part = Part { from: at, to: at, elem: Elem::F32, len: 2 };
+            let part = ReducePart { from: at, to: at, elem: Elem::F32, len: 2 };
             WorkItem::reduce("gradients".into(), 0, vec![part])
         };
         let makes = |reads: &[usize], at: usize| {

@@ -79,14 +79,14 @@ pub(crate) struct Conv {
 
 /// A part of an all-reduce: `to` on every GPU becomes the sum of `from` over all GPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct ReducePart {
     pub from: Ptr,
     pub to: Ptr,
     pub elem: Elem,
     pub len: usize,
 }
 
-impl Part {
+impl ReducePart {
     pub fn reads(&self) -> Span {
         Span::whole(self.from, self.len * self.elem.bytes())
     }
@@ -105,7 +105,7 @@ pub(crate) enum Task {
     /// Fills bytes with zero.
     Clear(Span),
     /// All-reduce across GPUs. All GPUs run it together, with parts of the same types and lengths.
-    Reduce(Vec<Part>),
+    Reduce(Vec<ReducePart>),
 }
 
 /// Tasks that run one after another, with all bytes that they access.
@@ -122,9 +122,9 @@ pub(crate) struct WorkItem {
 
 impl WorkItem {
     /// An all-reduce across GPUs.
-    pub fn reduce(label: String, instr: usize, parts: Vec<Part>) -> WorkItem {
-        let reads = parts.iter().map(Part::reads).collect();
-        let writes = parts.iter().map(Part::writes).collect();
+    pub fn reduce(label: String, instr: usize, parts: Vec<ReducePart>) -> WorkItem {
+        let reads = parts.iter().map(ReducePart::reads).collect();
+        let writes = parts.iter().map(ReducePart::writes).collect();
         WorkItem { label, instr, tasks: vec![Task::Reduce(parts)], reads, writes }
     }
 

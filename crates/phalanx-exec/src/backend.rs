@@ -51,7 +51,7 @@ pub trait Backend: Send + Sync {
 /// What to open an executor for.
 pub struct OpenRequest<'a> {
     /// Where each device of this process runs; the devices of a replica follow each other.
-    pub places: &'a [Place],
+    pub slots: &'a [DeviceSlot],
     /// Devices of each replica, which divide its work.
     pub devices_per_replica: usize,
     /// Worker threads of each replica; 0 for the default.
@@ -68,7 +68,7 @@ pub struct OpenRequest<'a> {
 
 /// Where a replica runs: a device, or a numbered part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DeviceSlot {
     /// Index of the device.
     pub index: usize,
     /// Index of the replica among those that share the device, if several do.

@@ -12,7 +12,9 @@ mod executor;
 mod program_table;
 mod resident;
 
-pub use backend::{Backend, DeviceInfo, DeviceTraits, MemoryLimit, MemoryPlan, OpenRequest, Place};
+pub use backend::{
+    Backend, DeviceInfo, DeviceSlot, DeviceTraits, MemoryLimit, MemoryPlan, OpenRequest,
+};
 pub use batch::{Accumulate, Batch, FeedData};
 pub use checks::{
     check_batch, check_len, check_own_batch, check_own_feeds, check_program, check_slots,

@@ -125,17 +125,17 @@ pub fn local_feeds<'a>(
 
 /// The executors of several processes as a single executor: each gets its rows of a batch, and all must
 /// fetch the same bits.
-pub struct Job {
+pub struct JoinedProcesses {
     processes: Vec<Mutex<Box<dyn Executor>>>,
     programs: ProgramTable<Arc<Program>>,
     fetched: Vec<Vec<f32>>,
 }
 
-impl Job {
+impl JoinedProcesses {
     /// A job of these executors, ordered by rank.
-    pub fn new(executors: Vec<Box<dyn Executor>>) -> Job {
+    pub fn new(executors: Vec<Box<dyn Executor>>) -> JoinedProcesses {
         let processes = executors.into_iter().map(Mutex::new).collect();
-        Job { processes, programs: ProgramTable::default(), fetched: vec![] }
+        JoinedProcesses { processes, programs: ProgramTable::default(), fetched: vec![] }
     }
 
     /// Calls `query` on the first executor.
@@ -158,7 +158,7 @@ impl Job {
     }
 }
 
-impl Executor for Job {
+impl Executor for JoinedProcesses {
     fn mesh(&self) -> Mesh {
         self.first(|e| e.mesh())
     }

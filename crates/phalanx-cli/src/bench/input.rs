@@ -1,6 +1,6 @@
 //! Input throughput: how fast batches of a dataset are produced, and whether training waits for them.
 
-use super::Job;
+use super::Benchmark;
 use crate::args::{Bench, DataArgs};
 use crate::prepare::{DataRequest, prepare};
 use crate::train;
@@ -24,8 +24,8 @@ pub struct InputRates {
 }
 
 /// Measures the loader alone, then training on its batches.
-pub fn measure(args: &Bench, name: &str, job: &mut Job, steps: usize) -> Result<InputRates> {
-    let Job { model, spec, batch, .. } = job;
+pub fn measure(args: &Bench, name: &str, job: &mut Benchmark, steps: usize) -> Result<InputRates> {
+    let Benchmark { model, spec, batch, .. } = job;
     let batch = *batch;
     let data_args = DataArgs::default();
     let request = DataRequest::plain(name, &data_args);

@@ -8,7 +8,7 @@ pub use checks::check_shape;
 pub use part::PreparedPart;
 
 use crate::args::{DataArgs, Size};
-use crate::data::{self, ImageOptions, LoadRequest, LoadedData, Part};
+use crate::data::{self, ImageOptions, LoadRequest, LoadedData, NamedSamples};
 use crate::model_file::LossSource;
 use crate::model_spec::{ModelKind, ModelSpec};
 use crate::preprocessing::{Preprocessing, check_sample_size};
@@ -249,7 +249,7 @@ fn finish(
     let checks_shape = loaded.arrays
         && matches!(&spec.kind, ModelKind::File(_) if preprocessing.network.is_none() && !preprocessing.resized);
     let mut target_forms = vec![];
-    let mut convert = |part: &Part| -> Result<PreparedPart> {
+    let mut convert = |part: &NamedSamples| -> Result<PreparedPart> {
         let (input_names, output_names) = spec.io_names();
         let given = by_name("x", &part.inputs, &input_names)?;
         let dims = spec.dims(&preprocessing.input);
@@ -269,9 +269,11 @@ fn finish(
         let targets = targets.into_iter().map(|target| target.values).collect();
         Ok(PreparedPart { inputs, targets, sample_weight: part.sample_weight.clone() })
     };
-    let optional = |part: &Option<Part>, convert: &mut dyn FnMut(&Part) -> Result<PreparedPart>| {
-        part.as_ref().map(convert).transpose()
-    };
+    let optional =
+        |part: &Option<NamedSamples>,
+         convert: &mut dyn FnMut(&NamedSamples) -> Result<PreparedPart>| {
+            part.as_ref().map(convert).transpose()
+        };
     let train = convert(&loaded.train).with_context(named)?;
     let validation = optional(&loaded.validation, &mut convert).with_context(named)?;
     let test = optional(&loaded.test, &mut convert).with_context(named)?;

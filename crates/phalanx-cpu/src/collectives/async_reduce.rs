@@ -15,7 +15,7 @@ pub(crate) enum JobKind {
     /// Sum it; all processes get the sum.
     AllReduce,
     /// Sum it; each process gets the sum of its part. Runs of it are then copied to another buffer, if there is one.
-    ReduceScatter(Option<(*mut f32, Arc<[Run]>)>),
+    ReduceScatter(Option<(*mut f32, Arc<[CopyRange]>)>),
     /// Send each process's part to the others.
     AllGather,
     /// Gather a group of weights, of which each process holds a part, into another buffer.
@@ -24,7 +24,7 @@ pub(crate) enum JobKind {
 
 /// Floats to copy from a bucket to another buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct CopyRange {
     /// First float in the bucket.
     pub from: usize,
     /// First float in the other buffer.
@@ -34,7 +34,7 @@ pub(crate) struct Run {
 
 /// Floats to work on in place: first element and length, and the part of each process. The thread has exclusive
 /// access to them.
-struct Job {
+struct ReduceJob {
     kind: JobKind,
     floats: (*mut f32, usize),
     parts: Arc<[Range<usize>]>,
@@ -42,11 +42,11 @@ struct Job {
 
 // SAFETY: the caller of `ReduceThread::submit` does not touch the floats before `wait` or `flush` reports the job as
 // finished.
-unsafe impl Send for Job {}
+unsafe impl Send for ReduceJob {}
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<ReduceJob>,
     /// A job is in flight.
     busy: bool,
     /// Jobs submitted so far.
@@ -104,7 +104,7 @@ impl ReduceThread {
     ) -> u64 {
         let mut queue = self.shared.queue();
         if queue.failed.is_none() {
-            queue.jobs.push_back(Job { kind, floats, parts });
+            queue.jobs.push_back(ReduceJob { kind, floats, parts });
             queue.submitted += 1;
             self.shared.changed.notify_all();
         }
@@ -149,7 +149,7 @@ fn run(shared: &Shared, peers: &dyn ProcessGroup, tree: bool) {
         if queue.closed {
             return;
         }
-        let Some(Job { kind, floats: (first, len), parts }) = queue.jobs.pop_front() else {
+        let Some(ReduceJob { kind, floats: (first, len), parts }) = queue.jobs.pop_front() else {
             continue;
         };
         queue.busy = true;

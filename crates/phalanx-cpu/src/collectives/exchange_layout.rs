@@ -1,6 +1,6 @@
 //! Layouts of what processes exchange: buckets of gradients, groups of weights, and when a bucket is sent.
 
-use super::async_reduce::Run;
+use super::async_reduce::CopyRange;
 use super::reduction::BUCKETS_IN_FLIGHT;
 use crate::executor::FlatLayout;
 use crate::worker::has_compute;
@@ -40,7 +40,7 @@ pub(crate) struct BucketLayout {
     /// Whether the sums stay with the processes that compute them.
     pub scattered: bool,
     /// Where this process's sums belong in a state's `reduced` buffer.
-    pub sums: Arc<[Run]>,
+    pub sums: Arc<[CopyRange]>,
 }
 
 impl BucketLayout {
@@ -88,7 +88,7 @@ impl GradientLayout {
                     let elements = sharding.owned(param, len(at), domain);
                     if domain == rank && !elements.is_empty() {
                         let to = owned.at(param, elements.start);
-                        sums.push(Run { from: at_float, to, len: elements.len() });
+                        sums.push(CopyRange { from: at_float, to, len: elements.len() });
                     }
                     let offset = start + at_float;
                     at_float += elements.len();
@@ -125,9 +125,9 @@ impl GradientLayout {
 #[derive(Default)]
 pub(crate) struct GroupLayout {
     /// What this process sends, from its part of all weights.
-    pub sent: Vec<Run>,
+    pub sent: Vec<CopyRange>,
     /// What each process sends, by rank: `from` in its message, `to` in the buffer of the group.
-    pub received: Vec<Vec<Run>>,
+    pub received: Vec<Vec<CopyRange>>,
 }
 
 impl GroupLayout {
@@ -143,10 +143,10 @@ impl GroupLayout {
                     if held.is_empty() {
                         continue;
                     }
-                    runs.push(Run { from, to: offset / 4 + held.start, len: held.len() });
+                    runs.push(CopyRange { from, to: offset / 4 + held.start, len: held.len() });
                     if domain == rank {
                         let (at, to) = (weights.at(*id, held.start), from);
-                        layout.sent.push(Run { from: at, to, len: held.len() });
+                        layout.sent.push(CopyRange { from: at, to, len: held.len() });
                     }
                     from += held.len();
                 }

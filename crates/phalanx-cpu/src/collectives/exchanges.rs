@@ -1,6 +1,6 @@
 //! Exchanges of numbers between processes: sums in rank order, and gathers.
 
-use super::async_reduce::Run;
+use super::async_reduce::CopyRange;
 use super::exchange_layout::GroupLayout;
 use super::sum_slices;
 use phalanx_distributed::{PeerError, ProcessGroup};
@@ -79,7 +79,7 @@ pub(crate) unsafe fn gather_group(
     layout: &GroupLayout,
     scratch: &mut Vec<f32>,
 ) -> Result<(), PeerError> {
-    let len = |runs: &[Run]| runs.last().map_or(0, |run| run.from + run.len);
+    let len = |runs: &[CopyRange]| runs.last().map_or(0, |run| run.from + run.len);
     let sizes: Vec<usize> = layout.received.iter().map(|runs| len(runs)).collect();
     let before: usize = sizes[..peers.rank()].iter().sum();
     scratch.resize(sizes.iter().sum(), 0.0);

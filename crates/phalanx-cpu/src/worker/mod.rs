@@ -26,7 +26,7 @@ use std::time::Instant;
 pub const MAX_WORKERS_PER_DEVICE: usize = 256;
 
 /// One step, shared by all workers.
-pub(crate) struct Run<'a> {
+pub(crate) struct StepRun<'a> {
     pub loaded: &'a LoadedProgram,
     pub batch: &'a Batch<'a>,
     pub mesh: Mesh,
@@ -55,7 +55,7 @@ pub(crate) struct Outcome {
 
 /// One worker's view of a step.
 pub(crate) struct WorkerCtx<'a> {
-    pub run: &'a Run<'a>,
+    pub run: &'a StepRun<'a>,
     /// Its replica, by its index in the mesh.
     pub replica: usize,
     /// Its device among those of the replica.
@@ -65,7 +65,7 @@ pub(crate) struct WorkerCtx<'a> {
     pub rows: Range<usize>,
 }
 
-impl Run<'_> {
+impl StepRun<'_> {
     /// The rows of the global batch that a worker processes.
     pub fn rows(&self, replica: usize, worker: usize) -> Range<usize> {
         match self.loaded.program.split() {
@@ -118,7 +118,7 @@ impl Run<'_> {
 }
 
 /// Runs the program on worker `index` of this process.
-pub(crate) fn run(run: &Run<'_>, index: usize) {
+pub(crate) fn run(run: &StepRun<'_>, index: usize) {
     let Mesh { workers, devices_per_replica, .. } = run.mesh;
     let (device, worker) = (index / workers, index % workers);
     let replica = run.first_replica + device / devices_per_replica;

@@ -8,7 +8,7 @@ use phalanx_graph::{Mesh, ParamId, ParamSpec, Scope, Step};
 use phalanx_testing::Lab;
 use phalanx_testing::harness::{compile, elements, feeds, set_params};
 use phalanx_testing::networks::{cnn, mlp, momentum};
-use phalanx_testing::peers::{Job, clusters};
+use phalanx_testing::peers::{JoinedProcesses, clusters};
 use phalanx_testing::simulate::{Numbers, SEED};
 
 struct Several;
@@ -27,7 +27,7 @@ pub fn start(replicas: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Ex
         let e = CpuExecutor::with_cluster(options, params, Some(cluster)).expect("starts");
         Box::new(e) as Box<dyn Executor>
     });
-    Box::new(Job::new(executors.collect()))
+    Box::new(JoinedProcesses::new(executors.collect()))
 }
 
 impl Lab for Several {

@@ -12,7 +12,7 @@ use phalanx_testing::harness::{compile, elements, feeds};
 use phalanx_testing::networks::{
     adam, attention, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide,
 };
-use phalanx_testing::peers::{Job, clusters};
+use phalanx_testing::peers::{JoinedProcesses, clusters};
 use phalanx_testing::simulate::{Numbers, SEED};
 use phalanx_testing::{Lab, train};
 use std::sync::Arc;
@@ -185,7 +185,7 @@ fn sent_in_a_step(step: &Step, size: usize, level: ShardLevel) -> (usize, Vec<Tr
         let e = CpuExecutor::with_cluster(options, step.graph.params(), Some(cluster));
         Box::new(e.expect("starts")) as Box<dyn Executor>
     });
-    let mut job = Job::new(executors.collect());
+    let mut job = JoinedProcesses::new(executors.collect());
     let program = compile(step, mesh, 6);
     let id = job.load(program.clone()).expect("loads");
     let batch = Numbers::new(1).batch(step, 6, 0);

@@ -7,7 +7,7 @@
 use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
 use crate::lower::Lowering;
 use crate::plan::ALIGN;
-use crate::work_item::{Part, Task, WorkItem};
+use crate::work_item::{ReducePart, Task, WorkItem};
 use phalanx_graph::Scope;
 use phalanx_graph::program::{Instr, Location, Program, UpdatePlan, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -142,7 +142,7 @@ impl Lowering<'_> {
             && let [(from, 1.0)] = one.from[..]
             && one.len > 0
         {
-            let part = Part { from, to: one.to, elem: one.elem, len: one.len };
+            let part = ReducePart { from, to: one.to, elem: one.elem, len: one.len };
             return self.reduce("sum", vec![part]);
         }
         let parts = coalesce(local_reduces.iter().map(|g| in_place(g.to, g.elem, g.len)));
@@ -168,7 +168,7 @@ impl Lowering<'_> {
             let parts = coalesce(
                 found.iter().map(|(offset, len)| in_place(at(0, *offset), Elem::F32, *len)),
             );
-            let local_reduce = |p: &Part| {
+            let local_reduce = |p: &ReducePart| {
                 let from = self.replicas().map(|r| (at(r, p.to.offset), 1.0)).collect();
                 LocalReduce { to: p.to, elem: p.elem, len: p.len, from }
             };
@@ -180,7 +180,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn reduce(&mut self, what: &str, parts: Vec<Part>) {
+    fn reduce(&mut self, what: &str, parts: Vec<ReducePart>) {
         if !parts.is_empty() {
             let label = format!("{what} over GPUs");
             self.push(WorkItem::reduce(label, self.at, parts));
@@ -188,11 +188,11 @@ impl Lowering<'_> {
     }
 
     /// Copies sums to the other replicas on this GPU.
-    fn broadcast_to_replicas(&mut self, parts: &[Part]) {
+    fn broadcast_to_replicas(&mut self, parts: &[ReducePart]) {
         let mut local_reduces = vec![];
         for replica in self.replicas().skip(1) {
             let local = self.request.replicas[replica].local;
-            for Part { to: from, elem, len, .. } in parts.iter().copied() {
+            for ReducePart { to: from, elem, len, .. } in parts.iter().copied() {
                 let to = Ptr { replica: local, ..from };
                 local_reduces.push(LocalReduce { to, elem, len, from: vec![(from, 1.0)] });
             }
@@ -217,13 +217,13 @@ impl Lowering<'_> {
     }
 }
 
-fn in_place(at: Ptr, elem: Elem, len: usize) -> Part {
-    Part { from: at, to: at, elem, len }
+fn in_place(at: Ptr, elem: Elem, len: usize) -> ReducePart {
+    ReducePart { from: at, to: at, elem, len }
 }
 
 /// In-place parts, with adjacent ones merged, including the padding between them.
-fn coalesce(parts: impl Iterator<Item = Part>) -> Vec<Part> {
-    let mut out: Vec<Part> = vec![];
+fn coalesce(parts: impl Iterator<Item = ReducePart>) -> Vec<ReducePart> {
+    let mut out: Vec<ReducePart> = vec![];
     for part in parts.filter(|p| p.len > 0) {
         let size = part.elem.bytes();
         match out.last_mut() {

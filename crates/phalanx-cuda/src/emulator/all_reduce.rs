@@ -3,7 +3,7 @@
 
 use super::memory::Memory;
 use crate::launch::Elem;
-use crate::work_item::Part;
+use crate::work_item::ReducePart;
 use phalanx_distributed::{AbortableBarrier, Aborted};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -58,7 +58,12 @@ impl AllReduceGroup {
     }
 
     /// Sums the parts of all ranks, once all have contributed.
-    pub fn add(&self, rank: usize, memory: &mut Memory, parts: &[Part]) -> Result<(), String> {
+    pub fn add(
+        &self,
+        rank: usize,
+        memory: &mut Memory,
+        parts: &[ReducePart],
+    ) -> Result<(), String> {
         let aborted = |_: Aborted| "another GPU failed".to_string();
         let wait = || self.barrier.wait_for(self.limit).map_err(aborted);
         let mine: Result<Contribution, String> = parts.iter().map(|p| load(memory, p)).collect();
@@ -85,7 +90,7 @@ impl AllReduceGroup {
     }
 }
 
-fn load(memory: &Memory, part: &Part) -> Result<(Elem, Vec<f64>), String> {
+fn load(memory: &Memory, part: &ReducePart) -> Result<(Elem, Vec<f64>), String> {
     let size = part.elem.bytes();
     let each = (0..part.len).map(|k| memory.load(part.from.add(k * size), part.elem));
     Ok((part.elem, each.collect::<Result<_, _>>()?))
@@ -99,7 +104,7 @@ mod tests {
     use crate::device::{GpuDevice, Plan};
     use crate::emulator::{AllReduceGroup, EmulatedGpu};
     use crate::launch::{Block, Elem, Launch, Ptr, Source};
-    use crate::work_item::{Part, Task, WorkItem};
+    use crate::work_item::{ReducePart, Task, WorkItem};
     use phalanx_exec::ExecError;
     use std::sync::Arc;
     use std::time::Duration;
@@ -121,7 +126,7 @@ mod tests {
     }
 
     fn sum(len: usize) -> WorkItem {
-        let part = Part { from: AT, to: AT.add(64), elem: Elem::F32, len };
+        let part = ReducePart { from: AT, to: AT.add(64), elem: Elem::F32, len };
         WorkItem::reduce("a sum".into(), 0, vec![part])
     }
 

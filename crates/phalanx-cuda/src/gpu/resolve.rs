@@ -8,7 +8,7 @@ use crate::cudnn::ConvPlan;
 use crate::device::Plan;
 use crate::fallback;
 use crate::launch::{Arg, Elem, Launch};
-use crate::work_item::{Conv, Gemm, Part, Task};
+use crate::work_item::{Conv, Gemm, ReducePart, Task};
 use cudarc::driver::sys::CUfunction_attribute;
 use phalanx_cuda_driver::driver::{Failure, Result, Stream, cu};
 use phalanx_cuda_driver::libs::{Lib, find};
@@ -99,7 +99,7 @@ impl Resolver<'_> {
                 Ok(ResolvedTask::Clear { at: self.memory.address(span.at)?, bytes: span.bytes })
             }
             Task::Reduce(parts) => {
-                let sum = |Part { from, to, elem, len }: &Part| {
+                let sum = |ReducePart { from, to, elem, len }: &ReducePart| {
                     let (from, to) = (self.memory.address(*from)?, self.memory.address(*to)?);
                     Ok(Reduction { from, to, elem: data_type(*elem), len: *len })
                 };

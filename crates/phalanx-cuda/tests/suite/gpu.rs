@@ -3,7 +3,7 @@
 //! are then those of 32-bit floats.
 
 use crate::on_gpus;
-use phalanx_exec::{Executor, Place};
+use phalanx_exec::{DeviceSlot, Executor};
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
 use phalanx_testing::train::bits;
@@ -25,9 +25,9 @@ impl Lab for Gpu {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let part = |part| Place { index: 0, part: Some(part) };
-        let places: Vec<Place> = (0..mesh.replicas).map(part).collect();
-        on_gpus(&places, params)
+        let part = |part| DeviceSlot { index: 0, part: Some(part) };
+        let slots: Vec<DeviceSlot> = (0..mesh.replicas).map(part).collect();
+        on_gpus(&slots, params)
     }
 
     fn tolerances(&self) -> Tolerances {
@@ -49,8 +49,8 @@ fn networks() -> [Step; 3] {
     ]
 }
 
-fn place(index: usize) -> Place {
-    Place { index, part: None }
+fn slot(index: usize) -> DeviceSlot {
+    DeviceSlot { index, part: None }
 }
 
 #[needs(gpu, nccl)]
@@ -58,8 +58,8 @@ fn place(index: usize) -> Place {
 fn nccl_with_one_rank_does_not_change_a_bit() {
     for step in networks() {
         let params = step.graph.params();
-        let plain = on_gpus(&[place(0)], params);
-        let joined = phalanx_cuda::joined_executor(&[place(0)], params).expect("starts");
+        let plain = on_gpus(&[slot(0)], params);
+        let joined = phalanx_cuda::joined_executor(&[slot(0)], params).expect("starts");
         assert!(bits(plain, &step) == bits(joined, &step), "{}", step.name);
     }
 }
@@ -67,7 +67,7 @@ fn nccl_with_one_rank_does_not_change_a_bit() {
 #[needs(gpu, nccl)]
 #[test]
 fn replicas_on_a_gpu_are_reduced_before_nccl() {
-    let parts = [0, 1].map(|part| Place { index: 0, part: Some(part) });
+    let parts = [0, 1].map(|part| DeviceSlot { index: 0, part: Some(part) });
     for step in networks() {
         let params = step.graph.params();
         let plain = on_gpus(&parts, params);
@@ -96,12 +96,12 @@ mod several {
         }
 
         fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-            let place = |i: usize| match mesh.replicas <= self.0 {
-                true => place(i),
-                false => Place { index: i / 2, part: Some(i % 2) },
+            let slot = |i: usize| match mesh.replicas <= self.0 {
+                true => slot(i),
+                false => DeviceSlot { index: i / 2, part: Some(i % 2) },
             };
-            let places: Vec<Place> = (0..mesh.replicas).map(place).collect();
-            on_gpus(&places, params)
+            let slots: Vec<DeviceSlot> = (0..mesh.replicas).map(slot).collect();
+            on_gpus(&slots, params)
         }
 
         fn tolerances(&self) -> Tolerances {

@@ -8,7 +8,7 @@ mod narrow;
 mod processes;
 
 use phalanx_cuda::CudaBackend;
-use phalanx_exec::{Backend, Executor, OpenRequest, Place};
+use phalanx_exec::{Backend, DeviceSlot, Executor, OpenRequest};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::program::ShardLevel;
 
@@ -24,11 +24,11 @@ fn gpus() -> usize {
     CudaBackend::new().devices().map_or(0, |gpus| gpus.len())
 }
 
-/// An executor with replicas at these places of this machine's GPUs.
-fn on_gpus(places: &[Place], params: &[ParamSpec]) -> Box<dyn Executor> {
+/// An executor with replicas at these slots of this machine's GPUs.
+fn on_gpus(slots: &[DeviceSlot], params: &[ParamSpec]) -> Box<dyn Executor> {
     let (threads, deterministic, cluster) = (0, false, None);
     let request = OpenRequest {
-        places,
+        slots,
         devices_per_replica: 1,
         threads,
         deterministic,

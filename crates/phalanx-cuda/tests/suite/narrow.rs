@@ -3,7 +3,7 @@
 
 use crate::on_gpus;
 use phalanx_cuda::emulator::Emulator;
-use phalanx_exec::{Batch, Executor, Place, ProgramId};
+use phalanx_exec::{Batch, DeviceSlot, Executor, ProgramId};
 use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Scope, Step};
 use phalanx_testing::harness::{elements, feeds};
@@ -18,11 +18,11 @@ fn real() -> bool {
 
 /// Replicas that share a GPU or, if `joined`, have an emulated one each.
 fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Executor> {
-    let part = |part| Place { index: 0, part: Some(part) };
-    let places: Vec<Place> = (0..devices).map(part).collect();
+    let part = |part| DeviceSlot { index: 0, part: Some(part) };
+    let slots: Vec<DeviceSlot> = (0..devices).map(part).collect();
     let emulator = Emulator::new(devices);
     match (joined, real()) {
-        (false, true) => on_gpus(&places, params),
+        (false, true) => on_gpus(&slots, params),
         (false, false) => emulator.executor(devices, params).expect("starts"),
         (true, _) => emulator.joined_executor(&vec![1; devices], params).expect("starts"),
     }

@@ -8,7 +8,7 @@ use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::harness::{compile, elements, feeds, set_params};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
-use phalanx_testing::peers::{Job, clusters, clusters_with_timeout};
+use phalanx_testing::peers::{JoinedProcesses, clusters, clusters_with_timeout};
 use phalanx_testing::simulate::{Numbers, SEED};
 use phalanx_testing::train::bits;
 use phalanx_testing::{Lab, needs};
@@ -34,7 +34,7 @@ fn start(gpus: &[&[usize]], params: &[ParamSpec]) -> Box<dyn Executor> {
     let executors = at_once(clusters(&devices), |rank, cluster| {
         emulator.cluster_executor(gpus[rank], params, cluster).expect("starts")
     });
-    Box::new(Job::new(executors))
+    Box::new(JoinedProcesses::new(executors))
 }
 
 impl Lab for Several {

@@ -175,7 +175,7 @@ fn an_interrupt_of_one_worker_stops_all_at_the_same_step() {
         let mine = interrupt.clone();
         let stop = LambdaCallback::new().batch_end(move |view| {
             if rank == 1 && view.step == 5 {
-                mine.raise();
+                mine.request();
             }
             Ok(Action::Continue)
         });

@@ -375,7 +375,7 @@ pub(super) fn evaluate(
         if let Some(progress) = &mut progress {
             progress.step(done, &session.objective.logs(StepKind::Test, tally));
         }
-        !session.workers.any_worker_stopping(pass.interrupt.raised())
+        !session.workers.any_worker_stopping(pass.interrupt.is_requested())
     };
     let mut tally = session.objective.tally(StepKind::Test);
     let completed = match table.zip(pass.data.in_memory()) {
@@ -446,7 +446,7 @@ fn evaluate_batches(
     let mut more = epoch.next(&mut batch)?;
     let mut done = 0;
     while more && !events.stopped {
-        session.workers.set_stop_flag(pass.interrupt.raised());
+        session.workers.set_stop_flag(pass.interrupt.is_requested());
         events.call(session, done, &none, |c, v| c.on_test_batch_begin(v))?;
         session.checks.origin = BatchOrigin::Data(pass.name, done + 1);
         let started = session.start(StepKind::Test, &batch, None, staged)?;

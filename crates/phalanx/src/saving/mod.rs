@@ -34,7 +34,7 @@ pub(crate) use keras::{layers_in_order, object, optimizer_object};
 pub(crate) use legacy::Top;
 pub use load::{Load, load_model, read_compile, read_compile_for_evaluation};
 use load::{Stored, open_stored, with_path};
-pub use parts::{OptimizerValues, OptimizerVariable, Parts, unsupported};
+pub use parts::{ModelParts, OptimizerValues, OptimizerVariable, unsupported};
 pub(crate) use run_checkpoints::RunDirectory;
 pub(crate) use safe_open::{open_file, open_no_follow};
 pub use training::Training;

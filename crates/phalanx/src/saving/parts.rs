@@ -16,17 +16,17 @@ const ORIGIN: &str = "the model";
 ///
 /// ```
 /// use phalanx::prelude::*;
-/// use phalanx::saving::Parts;
+/// use phalanx::saving::ModelParts;
 ///
 /// let model = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build()?;
 /// model.initialize(1)?;
 /// let weights = model.weight_paths().into_iter().map(|(path, _)| path).zip(model.get_weights()?);
-/// let parts = Parts { config: model.to_json(), weights: weights.collect(), ..Parts::default() };
+/// let parts = ModelParts { config: model.to_json(), weights: weights.collect(), ..ModelParts::default() };
 /// assert_eq!(Load::new().parts(parts)?.get_weights()?, model.get_weights()?);
 /// # Ok::<(), phalanx::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Parts {
+pub struct ModelParts {
     /// `config.json`: the structure and the compile arguments.
     pub config: String,
     /// The weights under their paths in `model.weights.h5`, such as `layers/dense/vars/0`.
@@ -61,7 +61,7 @@ impl Load {
     ///
     /// # Errors
     /// A config that does not parse, an unsupported object, which the error names, or weights that do not fit.
-    pub fn parts(self, parts: Parts) -> Result<Model> {
+    pub fn parts(self, parts: ModelParts) -> Result<Model> {
         let path = Path::new(ORIGIN);
         let config = keras::parse_config(path, parts.config.as_bytes())?;
         let mut model = self.structure(path, &config)?;
@@ -181,7 +181,7 @@ mod tests {
     }
 
     /// The model as parts.
-    fn parts(model: &Model) -> Parts {
+    fn parts(model: &Model) -> ModelParts {
         let state = model.optimizer_state().unwrap();
         let mut config: serde_json::Value = serde_json::from_str(&model.to_json()).unwrap();
         config["compile_config"] = state.config.clone().into();
@@ -195,7 +195,7 @@ mod tests {
         let variables = state.variables();
         let named: HashMap<String, Tensor> = model.weights().unwrap().into_iter().collect();
         let weight = |(path, name): (String, String)| (path, named[&name].clone());
-        Parts {
+        ModelParts {
             config: config.to_string(),
             weights: model.weight_paths().into_iter().map(weight).collect(),
             assets: HashMap::new(),

@@ -1,7 +1,7 @@
 //! Devices and their names.
 
 use crate::error::{Error, Result};
-use phalanx_exec::{Backend, Place};
+use phalanx_exec::{Backend, DeviceSlot};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ impl Device {
         Device { kind, index, part: None }
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place { index: self.index, part: self.part }
+    pub(crate) fn slot(&self) -> DeviceSlot {
+        DeviceSlot { index: self.index, part: self.part }
     }
 }
 

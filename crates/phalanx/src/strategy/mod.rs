@@ -17,7 +17,7 @@ pub(crate) use visible::{MAX_THREADS, check_compatible};
 pub use visible::{list_physical_devices, set_visible_devices, visible_devices};
 
 use crate::error::{Error, Result};
-use phalanx_exec::{Cluster, Executor, OpenRequest, Place};
+use phalanx_exec::{Cluster, DeviceSlot, Executor, OpenRequest};
 use phalanx_graph::program::split_range;
 use phalanx_graph::{Mesh, ParamSpec};
 use std::fmt;
@@ -319,9 +319,9 @@ impl MirroredStrategy {
         if deterministic && !self.backend.traits().deterministic {
             return Err(Error::argument(OWNER, "deterministic", "CPU devices", self.devices[0]));
         }
-        let places: Vec<Place> = self.devices.iter().map(Device::place).collect();
+        let slots: Vec<DeviceSlot> = self.devices.iter().map(Device::slot).collect();
         let request = OpenRequest {
-            places: &places,
+            slots: &slots,
             devices_per_replica: self.devices_per_replica,
             threads,
             deterministic,

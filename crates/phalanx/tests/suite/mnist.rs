@@ -52,10 +52,10 @@ fn run(digits: &(Samples, Tensor), backup: &Path, until: Option<u64>) -> Result<
     let compile = Compile::new(Adam::default()).loss("sparse_categorical_crossentropy");
     model.compile(compile.metrics(["accuracy"]).seed(4))?;
     let interrupt = Interrupt::new();
-    let raised = interrupt.clone();
+    let requester = interrupt.clone();
     let watch = LambdaCallback::new().batch_end(move |view| {
         if until == Some(view.step) {
-            raised.raise();
+            requester.request();
         }
         Ok(Action::Continue)
     });

@@ -236,10 +236,10 @@ fn an_interrupted_run_on_buckets_is_resumed_to_the_bit() {
         let dir = tempfile::tempdir().unwrap();
         let backup = || BackupAndRestore::new(dir.path());
         let interrupt = Interrupt::new();
-        let raise = interrupt.clone();
+        let requester = interrupt.clone();
         let stopping = LambdaCallback::new().batch_end(move |view| {
             if view.step == stop {
-                raise.raise();
+                requester.request();
             }
             Ok(phalanx::callbacks::Action::Continue)
         });

@@ -126,7 +126,7 @@ fn train(directory: &Path, config: RunConfig, until: Option<u64>) -> Result<Outc
     let (x, y) = images();
     let at = |name: &str| directory.join(name);
     let interrupt = Interrupt::new();
-    let raised = interrupt.clone();
+    let requester = interrupt.clone();
     let flow = ImageDataGenerator::new().width_shift_range(0.2).horizontal_flip(true).flow(
         x.clone(),
         y.clone(),
@@ -150,7 +150,7 @@ fn train(directory: &Path, config: RunConfig, until: Option<u64>) -> Result<Outc
         .callback(ModelCheckpoint::new(at("best.safetensors")).monitor("loss").save_best_only(true))
         .callback(LambdaCallback::new().batch_end(move |view| {
             if until == Some(view.step) {
-                raised.raise();
+                requester.request();
             }
             Ok(Action::Continue)
         }))
@@ -253,13 +253,13 @@ fn an_epoch_that_was_stopped_and_interrupted_is_brought_to_its_end() {
     let directory = tempfile::tempdir().unwrap();
     let train = |interrupted: bool| {
         let interrupt = Interrupt::new();
-        let raised = interrupt.clone();
+        let requester = interrupt.clone();
         let stop = LambdaCallback::new().batch_end(move |view| {
             if view.step != BATCHES + 2 {
                 return Ok(Action::Continue);
             }
             if interrupted {
-                raised.raise();
+                requester.request();
             }
             Ok(Action::Stop)
         });
@@ -277,10 +277,10 @@ fn the_cache_of_a_pipeline_does_not_depend_on_where_a_run_resumes() {
     let train = |directory: &Path, until: Option<u64>| {
         let (x, y) = images();
         let interrupt = Interrupt::new();
-        let raised = interrupt.clone();
+        let requester = interrupt.clone();
         let watch = LambdaCallback::new().batch_end(move |view| {
             if until == Some(view.step) {
-                raised.raise();
+                requester.request();
             }
             Ok(Action::Continue)
         });

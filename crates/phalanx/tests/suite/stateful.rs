@@ -112,10 +112,10 @@ fn fit_carries_states_and_a_resumed_run_restores_them() {
             let dir = tempfile::tempdir().unwrap();
             let backup = || BackupAndRestore::new(dir.path());
             let interrupt = Interrupt::new();
-            let raise = interrupt.clone();
+            let requester = interrupt.clone();
             let stopping = LambdaCallback::new().batch_end(move |view| {
                 if view.step == stop {
-                    raise.raise();
+                    requester.request();
                 }
                 Ok(Action::Continue)
             });

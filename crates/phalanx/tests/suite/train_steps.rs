@@ -171,11 +171,11 @@ fn a_resumed_run_is_the_uninterrupted_one_to_the_bit() {
     for after in [1, 5, 7] {
         let directory = tempfile::tempdir().unwrap();
         let (mut steps, interrupt) = (0, Interrupt::new());
-        let raised = interrupt.clone();
+        let requester = interrupt.clone();
         let stop = LambdaCallback::new().batch_end(move |_| {
             steps += 1;
             if steps == after {
-                raised.raise();
+                requester.request();
             }
             Ok(Action::Continue)
         });

@@ -363,11 +363,11 @@ fn accumulating_averaging_and_scaling_optimizers_resume_to_the_bit() {
     for after in [1, 4, 8] {
         let directory = tempfile::tempdir().unwrap();
         let (mut steps, interrupt) = (0, Interrupt::new());
-        let raised = interrupt.clone();
+        let requester = interrupt.clone();
         let stop = LambdaCallback::new().batch_end(move |_| {
             steps += 1;
             if steps == after {
-                raised.raise();
+                requester.request();
             }
             Ok(Action::Continue)
         });

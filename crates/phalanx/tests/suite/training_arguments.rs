@@ -117,7 +117,7 @@ impl Callback for InterruptingCallback {
 
     fn on_test_batch_end(&mut self, view: &View<'_>) -> Result<Action, phalanx::Error> {
         if view.batch >= 2 {
-            self.0.raise();
+            self.0.request();
         }
         Ok(Action::Continue)
     }

@@ -222,7 +222,7 @@ fn an_interrupted_worker_stops_all_at_the_same_step() {
         let mine = interrupt.clone();
         let stop = LambdaCallback::new().batch_end(move |view| {
             if rank == 2 && view.step == 5 {
-                mine.raise();
+                mine.request();
             }
             Ok(Action::Continue)
         });

@@ -1,6 +1,6 @@
 //! Two recurrent layers over a sequence, one forwards and one backwards, whose outputs are merged.
 
-use super::options::{self, Run, Sequence};
+use super::options::{self, RnnResult, Sequence};
 use super::{RecurrentLayer, read_recurrent};
 use crate::custom::short_class;
 use crate::error::Result;
@@ -70,7 +70,12 @@ impl Direction {
         options.zero_output_for_mask = options.return_sequences;
     }
 
-    fn run(&self, cx: &mut LayerContext<'_>, attribute: &str, sequence: &Sequence) -> Result<Run> {
+    fn run(
+        &self,
+        cx: &mut LayerContext<'_>,
+        attribute: &str,
+        sequence: &Sequence,
+    ) -> Result<RnnResult> {
         let run = cx.in_sublayer(attribute, self.trainable, |cx| {
             options::run(cx, self.layer.options(), self.layer.cell(), sequence)
         })?;

@@ -82,7 +82,7 @@ where
 }
 
 /// The results of a recurrent layer.
-pub(crate) struct Run {
+pub(crate) struct RnnResult {
     /// The last output, or the outputs of all steps in the order of computation.
     pub output: NodeId,
     pub states: Vec<NodeId>,
@@ -144,7 +144,7 @@ pub(crate) fn run(
     options: &RnnOptions,
     cell: &dyn Cell,
     sequence: &Sequence,
-) -> Result<Run> {
+) -> Result<RnnResult> {
     let dims = cx.dims(sequence.x);
     let [steps, input @ ..] = &dims[..] else {
         let received = shape_text(cx, sequence.x);
@@ -193,7 +193,7 @@ fn step_by_step(
     declared: &dyn DeclaredCell,
     (projected, mask): (NodeId, Option<NodeId>),
     mut states: Vec<Option<NodeId>>,
-) -> Result<Run> {
+) -> Result<RnnResult> {
     let steps = cx.dims(projected)[0];
     let order: Vec<usize> = match options.go_backwards {
         false => (0..steps).collect(),
@@ -218,7 +218,7 @@ fn step_by_step(
         true => stack(cx, &outputs)?,
         false => outputs[0],
     };
-    Ok(Run { output, states: states.into_iter().flatten().collect() })
+    Ok(RnnResult { output, states: states.into_iter().flatten().collect() })
 }
 
 /// Runs a cell over a sequence as one op; `None` if it must be done step by step.
@@ -228,7 +228,7 @@ fn fused(
     declared: &dyn DeclaredCell,
     projected: NodeId,
     sequence: &Sequence,
-) -> Result<Option<Run>> {
+) -> Result<Option<RnnResult>> {
     // The op takes sequences, states and masks of samples; those that all samples share are rare.
     let given = sequence.initial.iter().chain(&sequence.mask).chain([&projected]);
     let of_samples = given.into_iter().all(|x| cx.graph().ty(*x).is_rows());
@@ -287,7 +287,7 @@ fn fused(
         let all = all(g, state)?;
         ends.push(end(g, all)?);
     }
-    Ok(Some(Run { output, states: ends }))
+    Ok(Some(RnnResult { output, states: ends }))
 }
 
 /// Keeps the states of samples whose step is masked. Their output is `kept`, or zero.

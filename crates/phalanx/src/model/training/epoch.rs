@@ -50,7 +50,7 @@ impl TrainLoop<'_> {
                 break;
             }
             self.call(&none, |c, v| c.on_batch_begin(v))?;
-            self.session.workers.set_stop_flag(self.interrupt.raised());
+            self.session.workers.set_stop_flag(self.interrupt.is_requested());
             let last = self.plan.flush && self.plan.steps.is_some_and(|n| self.at.batch + 1 == n);
             let by_rows = self.plan.flush;
             let accumulation =

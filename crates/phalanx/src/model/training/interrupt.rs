@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Asks a run to stop after the current step. Raise it from a signal handler or another thread.
+/// Asks a run to stop after the current step. Request it from a signal handler or another thread.
 ///
 /// A run with it ends with [`Error::Interrupted`](crate::Error::Interrupted), after `BackupAndRestore`
 /// has saved the run.
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// An interrupt that is not raised.
+    /// An interrupt that is not requested.
     pub fn new() -> Interrupt {
         Interrupt::default()
     }
@@ -22,12 +22,12 @@ impl Interrupt {
     }
 
     /// Asks the run to stop.
-    pub fn raise(&self) {
+    pub fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was raised.
-    pub fn raised(&self) -> bool {
+    /// Whether the run was asked to stop.
+    pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

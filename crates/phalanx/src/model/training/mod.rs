@@ -278,7 +278,7 @@ impl<'a> TrainLoop<'a> {
 
     /// Whether this worker, or any other, was asked to stop before the last step finished.
     fn stop_requested(&self) -> bool {
-        self.session.workers.any_worker_stopping(self.interrupt.raised())
+        self.session.workers.any_worker_stopping(self.interrupt.is_requested())
     }
 
     /// The error of a step whose loss is not finite. All workers find it at the same step.

@@ -92,10 +92,10 @@ fn a_run_over_a_generator_resumes_in_the_middle_of_an_epoch() {
     let directory = tempfile::tempdir().unwrap();
     let backup = || BackupAndRestore::new(directory.path());
     let interrupt = Interrupt::new();
-    let raised = interrupt.clone();
+    let requester = interrupt.clone();
     let kill = LambdaCallback::new().batch_end(move |view| {
         if view.step == 7 {
-            raised.raise();
+            requester.request();
         }
         Ok(Action::Continue)
     });

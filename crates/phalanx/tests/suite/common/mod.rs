@@ -7,7 +7,7 @@ use phalanx_cpu::simd::Isa;
 use phalanx_cpu::{CpuBackend, CpuExecutor, CpuOptions};
 use phalanx_cuda::CudaBackend;
 use phalanx_cuda::emulator::Emulator;
-use phalanx_exec::{Backend, Batch, Executor, FeedData, OpenRequest, Place};
+use phalanx_exec::{Backend, Batch, DeviceSlot, Executor, FeedData, OpenRequest};
 use phalanx_graph::program::{Policy, ShardLevel};
 use phalanx_graph::{Data, Fetch, Graph, NodeId, Op, ParamId, Program, Scope, Space, Step, Tensor};
 use serde_json::{Map, Value};
@@ -173,11 +173,11 @@ pub fn run_on(
         }
         Runner::EmulatedGpu => {
             let (backend, params) = (emulated_gpu(), graph.params());
-            let places = &[Place { index: 0, part: None }];
+            let slots = &[DeviceSlot { index: 0, part: None }];
             let (threads, deterministic, cluster) = (0, false, None);
             let request = OpenRequest {
                 devices_per_replica: 1,
-                places,
+                slots,
                 threads,
                 deterministic,
                 params,
