@@ -17,7 +17,7 @@ __global__ void gather(const X* table, const int* index, Y* y, i64 n, i64 vocab,
     }
 }
 
-// Maximum uses of a table row that a warp sorts by itself. Rows with more uses search all indices.
+// Maximum uses of a table row that a warp sorts by itself. For rows with more uses, blocks search all indices.
 constexpr u32 MAX_LISTED_USES = 32;
 
 // How often each row is used. `counts` must be zero before; `gather_grad` resets them to zero.
@@ -26,13 +26,17 @@ __global__ void gather_count(const int* index, u32* counts, i64 n, i64 vocab) {
     if (within(index[i], vocab)) atomicAdd(counts + index[i], 1u);
 }
 
-// The start of each row's uses in a list of all uses. One block of 1024 threads.
-__global__ void gather_starts(const u32* counts, u32* starts, i64 vocab) {
+// The start of each row's uses in a list of all uses; the number of rows with many uses, and these rows in any order.
+// One block of 1024 threads.
+__global__ void gather_starts(const u32* counts, u32* starts, u32* many, i64 vocab) {
     __shared__ u32 sums[1024];
     int t = threadIdx.x;
+    if (t == 0) *many = 0;
+    __syncthreads();
     i64 each = (vocab + 1023) / 1024, begin = t * each;
     i64 end = begin + each < vocab ? begin + each : vocab;
     u32 sum = 0;
+#pragma unroll 8
     for (i64 v = begin; v < end; v++) sum += counts[v];
     sums[t] = sum;
     for (int step = 1; step < 1024; step *= 2) {
@@ -42,9 +46,12 @@ __global__ void gather_starts(const u32* counts, u32* starts, i64 vocab) {
         sums[t] += before;
     }
     u32 at = sums[t] - sum;
+#pragma unroll 8
     for (i64 v = begin; v < end; v++) {
+        u32 count = counts[v];
         starts[v] = at;
-        at += counts[v];
+        at += count;
+        if (count > MAX_LISTED_USES) many[1 + atomicAdd(many, 1u)] = (u32)v;
     }
 }
 
@@ -76,39 +83,70 @@ __device__ __forceinline__ void sum_few(const X* dy, float* to, i64 width, const
     }
 }
 
-// A table row with many uses: each of the block's 8 warps takes a part of all indices, in order.
+// Removes the lowest bit of a mask and returns its index; 32 if there is none.
+__device__ __forceinline__ int take_lowest(u32& mask) {
+    int k = mask == 0 ? 32 : __ffs((int)mask) - 1;
+    mask &= mask - 1;
+    return k;
+}
+
+// Table rows with many uses. A block of 256 threads searches one of `splits` parts of the indices for the uses of a row,
+// each warp a part of it, in order; the last block of a row adds the parts.
 template <typename X, int W>
-__device__ __forceinline__ void sum_many(const int* index, const X* dy, float* to, i64 n, i64 width, int id) {
+__global__ void gather_grad_many(const int* index, const X* dy, float* table, const u32* many, i64 n, i64 width,
+                                 i64 splits, float* parts, u32* counters) {
     __shared__ float sums[8][32 * W];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i64 part = (n + 255) / 256 * 32, begin = warp * part, end = begin + part < n ? begin + part : n;
-    for (i64 first = 0; first < width; first += 32 * W) {
-        i64 c = first + lane * W;
-        float sum[W];
-        for (int k = 0; k < W; k++) sum[k] = 0;
-        for (i64 i = begin; i < end; i += 32) {
-            int mine = i + lane < end && index[i + lane] == id;
-            if (group_sum<32>(mine) == 0) continue;
-            for (int k = 0; k < 32; k++)
-                if (__shfl_sync(0xffffffff, mine, k) && c < width) add_use(dy, i + k, width, c, sum);
+    i64 split = blockIdx.x % (u32)splits, rows = *many;
+    i64 share = (n + splits * 256 - 1) / (splits * 256) * 32, begin = (split * 8 + warp) * share;
+    i64 end = begin + share < n ? begin + share : n;
+    for (i64 row = blockIdx.x / (u32)splits; row < rows; row += gridDim.x / (u32)splits) {
+        int id = (int)many[1 + row];
+        float* own = parts + (row * splits + split) * width;
+        for (i64 first = 0; first < width; first += 32 * W) {
+            i64 c = first + lane * W;
+            float sum[W];
+            for (int k = 0; k < W; k++) sum[k] = 0;
+            for (i64 i = begin; i < end; i += 32) {
+                u32 uses = __ballot_sync(0xffffffff, i + lane < end && index[i + lane] == id);
+                while (uses != 0) {
+                    float v[4][W];
+#pragma unroll
+                    for (int u = 0; u < 4; u++) {
+                        int k = take_lowest(uses);
+                        for (int w = 0; w < W; w++) v[u][w] = 0;
+                        if (k < 32 && c < width) load_lanes(dy + (i + k) * width + c, v[u]);
+                    }
+#pragma unroll
+                    for (int u = 0; u < 4; u++)
+                        for (int w = 0; w < W; w++) sum[w] += v[u][w];
+                }
+            }
+            __syncthreads();
+            for (int k = 0; k < W; k++) sums[warp][lane * W + k] = sum[k];
+            __syncthreads();
+            i64 t = threadIdx.x;
+            if (t < 32 * W && first + t < width) {
+                float total = 0;
+                for (int k = 0; k < 8; k++) total += sums[k][t];
+                own[first + t] = total;
+            }
         }
+        if (last_block(counters + row, (u32)splits))
+            for (i64 c = threadIdx.x; c < width; c += 256) {
+                float total = 0;
+                for (i64 s = 0; s < splits; s++) total += parts[(row * splits + s) * width + c];
+                table[id * width + c] = total;
+            }
         __syncthreads();
-        for (int k = 0; k < W; k++) sums[warp][lane * W + k] = sum[k];
-        __syncthreads();
-        i64 t = threadIdx.x;
-        if (t < 32 * W && first + t < width) {
-            float total = 0;
-            for (int k = 0; k < 8; k++) total += sums[k][t];
-            to[first + t] = total;
-        }
     }
 }
 
-// Every use of a table row adds its `dy` to that row, in the order of uses. A block of 256 threads
-// for eight rows.
+// Every use of a table row adds its `dy` to that row, in the order of uses; rows with many uses are left out. A block of
+// 256 threads for eight rows.
 template <typename X, int W>
-__global__ void gather_grad(const int* index, const X* dy, float* table, u32* counts, const u32* starts,
-                            const u32* list, i64 n, i64 vocab, i64 width) {
+__global__ void gather_grad(const X* dy, float* table, u32* counts, const u32* starts, const u32* list, i64 vocab,
+                            i64 width) {
     __shared__ u32 ordered[8][MAX_LISTED_USES];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (i64 first = (i64)blockIdx.x * 8; first < vocab; first += (i64)gridDim.x * 8) {
@@ -125,8 +163,6 @@ __global__ void gather_grad(const int* index, const X* dy, float* table, u32* co
         if (few && lane < count) ordered[warp][rank] = use;
         __syncthreads();
         if (few && row < vocab) sum_few<X, W>(dy, table + row * width, width, ordered[warp], count);
-        for (i64 r = first; r < first + 8 && r < vocab; r++)
-            if (counts[r] > MAX_LISTED_USES) sum_many<X, W>(index, dy, table + r * width, n, width, (int)r);
         __syncthreads();
         if (lane == 0 && row < vocab) counts[row] = 0;
     }

@@ -167,6 +167,83 @@ template <int V, typename T> __device__ __forceinline__ void store_lanes(T* p, c
     *(Bits<sizeof(T) * V>*)p = bits;
 }
 
+// ---- Vectors shared by threads ----
+
+// A vector of `n` numbers, shared by `G` neighbouring threads. Each thread holds `PER` numbers in registers, in packs of
+// `W`, or reads them again in every pass if `PER` is 0 (with `W` 1). `W` divides `n`.
+template <typename X, int G, int PER, int W>
+struct Vector {
+    const X* x;
+    int n, lane;
+    float held[PER > 0 ? PER : 1];
+
+    __device__ __forceinline__ void load(const X* from, int size) {
+        x = from, n = size, lane = threadIdx.x % G;
+#pragma unroll
+        for (int p = 0; p < PER; p += W) {
+            float v[W];
+            int at = (p / W * G + lane) * W;
+#pragma unroll
+            for (int w = 0; w < W; w++) v[w] = 0.0f;
+            if (at < n) load_lanes(x + at, v);
+#pragma unroll
+            for (int w = 0; w < W; w++) held[p + w] = v[w];
+        }
+    }
+
+    // Calls `f(k, i)` for every number: its place among the thread's numbers, and in the vector.
+    template <typename F>
+    __device__ __forceinline__ void each(F f) const {
+        if (PER > 0) {
+#pragma unroll
+            for (int k = 0; k < PER; k++) {
+                int i = (k / W * G + lane) * W + k % W;
+                if (i < n) f(k, i);
+            }
+        } else {
+            for (int i = lane; i < n; i += G) f(0, i);
+        }
+    }
+
+    // Calls `f(v)` for every number.
+    template <typename F>
+    __device__ __forceinline__ void each_value(F f) const {
+        if (PER > 0) {
+            each([&](int k, int) { f(held[k]); });
+            return;
+        }
+        int i = lane;
+        for (; i + 7 * G < n; i += 8 * G) {
+            float v[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = ld(x + i + k * G);
+#pragma unroll
+            for (int k = 0; k < 8; k++) f(v[k]);
+        }
+        for (; i < n; i += G) f(ld(x + i));
+    }
+
+    __device__ __forceinline__ float value(int k, int i) const { return PER > 0 ? held[k] : ld(x + i); }
+
+    // `to[i] = f(k, i)` for every number.
+    template <typename Y, typename F>
+    __device__ __forceinline__ void write(Y* to, F f) const {
+        if (PER == 0) {
+#pragma unroll 4
+            for (int i = lane; i < n; i += G) st(to + i, f(0, i));
+        }
+#pragma unroll
+        for (int p = 0; p < PER; p += W) {
+            float v[W];
+            int at = (p / W * G + lane) * W;
+            if (at >= n) continue;
+#pragma unroll
+            for (int w = 0; w < W; w++) v[w] = f(p + w, at + w);
+            store_lanes(to + at, v);
+        }
+    }
+};
+
 // ---- Tables: words of 8 bytes that are written when a step is prepared ----
 
 struct Word {

@@ -80,15 +80,23 @@ __global__ void reduce_axes(const X* x, Y* y, i64 n, i64 len) {
 // Reduces the rows of a block's threads, `TX` threads per row, into its first row.
 template <bool MAX, int W, int TX>
 __device__ __forceinline__ void fold_rows(double (&v)[W]) {
-    __shared__ double all[256 * W];
-    double* own = all + threadIdx.x * W;
-    for (int k = 0; k < W; k++) own[k] = v[k];
-    for (int half = 128; half >= TX; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-            for (int k = 0; k < W; k++) own[k] = fold<MAX>(own[k], own[half * W + k]);
+    __shared__ double warps[8][TX * W];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int m = 16; m >= TX; m /= 2)
+        for (int k = 0; k < W; k++) v[k] = fold<MAX>(v[k], __shfl_xor_sync(0xffffffff, v[k], m));
+    if (lane < TX)
+        for (int k = 0; k < W; k++) warps[warp][lane * W + k] = v[k];
+    __syncthreads();
+    if (threadIdx.x < TX * W) {
+        double total = warps[0][threadIdx.x];
+#pragma unroll
+        for (int k = 1; k < 8; k++) total = fold<MAX>(total, warps[k][threadIdx.x]);
+        warps[0][threadIdx.x] = total;
     }
-    for (int k = 0; k < W; k++) v[k] = own[k];
+    __syncthreads();
+    if (threadIdx.x < TX)
+        for (int k = 0; k < W; k++) v[k] = warps[0][threadIdx.x * W + k];
     __syncthreads();
 }
 
@@ -173,6 +181,29 @@ __global__ void sum_many(const RowSum* sums, i64 tiles) {
         if ((int)threadIdx.x < half) all[threadIdx.x] += all[threadIdx.x + half];
     }
     if (lane == 0 && column < s.columns) s.to[column] = (float)all[threadIdx.x];
+}
+
+// Sums or products of the elements up to each one, a warp for each line of `len` elements, `inner` apart.
+template <typename X, typename Y>
+__global__ void cumulative_by_warps(const X* x, Y* y, i64 lines, i64 len, i64 inner, int product, int reverse) {
+    int lane = threadIdx.x % 32;
+    i64 stride = (i64)gridDim.x * blockDim.x / 32;
+    for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32; i < lines; i += stride) {
+        i64 first = i / inner * len * inner + i % inner;
+        double before = product ? 1.0 : 0.0;
+        for (i64 k = 0; k < len; k += 32) {
+            i64 own = k + lane, at = first + (reverse ? len - 1 - own : own) * inner;
+            double v = own < len ? (double)ld(x + at) : product ? 1.0 : 0.0;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                double other = __shfl_up_sync(0xffffffff, v, step);
+                if (lane >= step) v = product ? v * other : v + other;
+            }
+            v = product ? before * v : before + v;
+            if (own < len) st(y + at, (float)v);
+            before = __shfl_sync(0xffffffff, v, 31);
+        }
+    }
 }
 
 // Sums or products of the elements up to each one, a thread for each line of `len` elements, `inner`

@@ -10,6 +10,13 @@ use phalanx_graph::program::ValueId;
 
 const FILE: &str = "index";
 
+/// Uses of a table row above which blocks search for them, as in the kernels.
+const MAX_LISTED_USES: usize = 32;
+
+/// Maximum blocks that search for the uses of a table row, and the indices that each should have at least.
+const MAX_SPLITS: usize = 16;
+const MIN_INDICES_PER_SPLIT: usize = 512;
+
 /// Rows of a table; operands `table, index`.
 pub(crate) fn gather(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (table, index, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
@@ -25,7 +32,8 @@ pub(crate) fn gather(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<La
     vec![launch.arg(n).arg(vocab).arg(wide / width)]
 }
 
-/// Operands `index, dy`. Uses are sorted by table row, so that every row sums its uses in order.
+/// Operands `index, dy`. Uses are sorted by table row, so that every row sums its uses in order. Rows with many uses
+/// are left to blocks that search the indices for them.
 pub(crate) fn gather_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (index, dy, table) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if table.len == 0 {
@@ -36,20 +44,34 @@ pub(crate) fn gather_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> V
     let counts = cx.scratch.counters(vocab * word);
     let starts = cx.scratch.take(vocab * word);
     let list = cx.scratch.take(n * word);
+    let max_many = (n / (MAX_LISTED_USES + 1)).min(vocab);
+    let many = cx.scratch.take((1 + max_many) * word);
     let width = pack_width(&[typed_ptr(&dy), typed_ptr(&table)], &[wide]);
     let count = Launch::over(FILE, "gather_count", n).arg(index.ptr).arg(counts);
-    let start = Launch::blocks(FILE, "gather_starts", 1, 1024).arg(counts).arg(starts);
+    let start = Launch::blocks(FILE, "gather_starts", 1, 1024).arg(counts).arg(starts).arg(many);
     let put = Launch::over(FILE, "gather_place", n).arg(index.ptr).arg(counts);
     let put = put.arg(starts).arg(list);
-    let name = format!("gather_grad<{}, {width}>", dy.elem.c_name());
+    let types = format!("{}, {width}", dy.elem.c_name());
+    let name = format!("gather_grad<{types}>");
     let sum = Launch::blocks(FILE, name, vocab.div_ceil(8).min(MAX_BLOCKS), 256);
-    let sum = sum.arg(index.ptr).arg(dy.ptr).arg(table.ptr).arg(counts).arg(starts).arg(list);
-    vec![
+    let sum = sum.arg(dy.ptr).arg(table.ptr).arg(counts).arg(starts).arg(list);
+    let mut launches = vec![
         count.arg(n).arg(vocab),
         start.arg(vocab),
         put.arg(n).arg(vocab),
-        sum.arg(n).arg(vocab).arg(wide),
-    ]
+        sum.arg(vocab).arg(wide),
+    ];
+    if max_many > 0 {
+        let splits = (n / MIN_INDICES_PER_SPLIT).clamp(1, MAX_SPLITS);
+        let rows = max_many.min(MAX_BLOCKS / MAX_SPLITS);
+        let parts = cx.scratch.take(max_many * splits * wide * Elem::F32.bytes());
+        let counters = cx.scratch.counters(max_many * word);
+        let name = format!("gather_grad_many<{types}>");
+        let sum = Launch::blocks(FILE, name, rows * splits, 256);
+        let sum = sum.arg(index.ptr).arg(dy.ptr).arg(table.ptr).arg(many).arg(n).arg(wide);
+        launches.push(sum.arg(splits).arg(parts).arg(counters));
+    }
+    launches
 }
 
 /// The sizes of `take` as arguments of its kernels.
