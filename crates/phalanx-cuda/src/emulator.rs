@@ -20,7 +20,7 @@ mod tests;
 
 use crate::backend::{joins, replicas_by_gpu};
 use crate::executor::GpuExecutor;
-use all_reduce::{AllReduceGroup, Link};
+use all_reduce::{AllReduceGroup, Membership};
 use mailbox::Mailbox;
 use phalanx_distributed::transport::{DeviceTransport, Transport};
 use phalanx_distributed::{NcclId, RankAssignment};
@@ -148,7 +148,7 @@ impl Emulator {
         };
         let device = |(at, names): (usize, Vec<String>)| {
             let link =
-                Link { group: group.clone(), rank: first + at, remote: assignment.is_some() };
+                Membership { group: group.clone(), rank: first + at, remote: assignment.is_some() };
             let mut gpu = EmulatedGpu::new(self.seed.map(|seed| seed + at as u64));
             gpu.link = joined.then_some(link);
             gpu.capacity = self.memory.unwrap_or(usize::MAX);

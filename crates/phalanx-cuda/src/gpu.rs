@@ -21,7 +21,7 @@ use libraries::Libraries;
 use memory::Memory;
 use phalanx_cuda_driver::driver::{self, Context, DeviceBuffer, Event, Failure, Graph, Result, cu};
 use phalanx_cuda_driver::libs::{self, Lib};
-use phalanx_distributed::transport::nccl::Link;
+use phalanx_distributed::transport::nccl::Membership;
 use phalanx_exec::ExecError;
 use resolve::{ResolvedTask, Resolver};
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ use streams::Streams;
 use transfers::Transfers;
 
 /// A prepared step.
-struct PreparedStep {
+struct CapturedStep {
     /// `None` until it is captured.
     graph: Option<Graph>,
     /// Several replays of the step in one graph.
@@ -57,14 +57,14 @@ fn call_lock() -> RwLockReadGuard<'static, ()> {
 /// One GPU.
 pub(crate) struct Gpu {
     name: String,
-    steps: Vec<Option<PreparedStep>>,
+    steps: Vec<Option<CapturedStep>>,
     kernels: Kernels,
     libraries: Libraries,
     memory: Memory,
     transfers: Transfers,
     streams: Streams,
     /// Membership in a group of GPUs that reduce with each other, if any.
-    link: Option<Link>,
+    link: Option<Membership>,
     /// Dropped last, because the other fields depend on it.
     context: Context,
 }
@@ -196,7 +196,7 @@ impl Gpu {
     }
 
     fn device_error(&self, failure: Failure) -> ExecError {
-        match self.link.as_ref().and_then(Link::lost) {
+        match self.link.as_ref().and_then(Membership::lost) {
             Some(message) => peer_timeout(message.into()),
             None => ExecError::Device { device: self.name.clone(), message: failure.0 },
         }
@@ -209,7 +209,7 @@ impl GpuDevice for Gpu {
     }
 
     fn abort(&mut self) {
-        self.link.iter().for_each(Link::abort);
+        self.link.iter().for_each(Membership::abort);
     }
 
     fn reserve(
@@ -240,7 +240,7 @@ impl GpuDevice for Gpu {
         let _lock = call_lock();
         self.grow_workspaces(&ready, &slots)?;
         let _tables = tables.buffer;
-        let prepared = PreparedStep { graph: None, multi_step_graph: None, ready, slots, _tables };
+        let prepared = CapturedStep { graph: None, multi_step_graph: None, ready, slots, _tables };
         self.steps.push(Some(prepared));
         Ok(StepId(self.steps.len() - 1))
     }
@@ -279,7 +279,7 @@ impl GpuDevice for Gpu {
     }
 
     fn steps_per_launch(&self, step: StepId) -> usize {
-        self.prepared(step).map_or(1, PreparedStep::steps_per_launch)
+        self.prepared(step).map_or(1, CapturedStep::steps_per_launch)
     }
 
     fn forget(&mut self, step: StepId) {

@@ -31,7 +31,7 @@ pub fn gradients(
     for i in (0..end).rev() {
         let pieces = std::mem::take(&mut slices[i]);
         if !pieces.is_empty() {
-            g.set_scope(g.nodes()[i].scope);
+            g.set_layer(g.nodes()[i].layer);
             let term = join(g, NodeId(i as u32), pieces)?;
             accumulate(g, &mut cotangent, NodeId(i as u32), term)?;
         }
@@ -41,8 +41,8 @@ pub fn gradients(
         if !wanted.contains(&true) {
             continue;
         }
-        let (op, inputs, scope) = (node.op.clone(), node.inputs.clone(), node.scope);
-        g.set_scope(scope);
+        let (op, inputs, layer) = (node.op.clone(), node.inputs.clone(), node.layer);
+        g.set_layer(layer);
         if let Op::Slice { axis, start, .. } = op {
             slices[inputs[0].index()].push(Piece { axis, start, dy, slice: NodeId(i as u32) });
             continue;
@@ -55,7 +55,7 @@ pub fn gradients(
             }
         }
     }
-    g.set_scope(0);
+    g.set_layer(0);
     Ok(wrt.iter().map(|id| cotangent.get(id.index()).copied().flatten()).collect())
 }
 

@@ -82,8 +82,8 @@ pub struct Node {
     pub inputs: Vec<NodeId>,
     /// Type of the result.
     pub ty: Type,
-    /// The layer that created it, as an index into the graph's scope names.
-    pub scope: u32,
+    /// The layer that created it, as an index into the graph's layer names.
+    pub layer: u32,
 }
 
 /// A graph, under construction or between passes.
@@ -92,8 +92,8 @@ pub struct Graph {
     nodes: Vec<Node>,
     params: Vec<ParamSpec>,
     feeds: Vec<FeedSpec>,
-    scopes: Vec<String>,
-    /// The scopes whose results stay 32-bit floats in mixed precision.
+    layers: Vec<String>,
+    /// The layers whose results stay 32-bit floats in mixed precision.
     wide: Vec<u32>,
     current: u32,
     max_batch: MaxBatch,
@@ -116,7 +116,7 @@ impl Default for MaxBatch {
 impl Graph {
     /// An empty graph.
     pub fn new() -> Graph {
-        Graph { scopes: vec![String::new()], ..Graph::default() }
+        Graph { layers: vec![String::new()], ..Graph::default() }
     }
 
     /// A graph with the same tables and no nodes, for a rewriting pass to fill.
@@ -125,7 +125,7 @@ impl Graph {
             nodes: Vec::with_capacity(other.nodes.len()),
             params: other.params.clone(),
             feeds: other.feeds.clone(),
-            scopes: other.scopes.clone(),
+            layers: other.layers.clone(),
             wide: other.wide.clone(),
             current: 0,
             max_batch: other.max_batch,
@@ -150,20 +150,20 @@ impl Graph {
 
     /// Sets the layer that subsequent nodes belong to and returns the previous one.
     pub fn enter(&mut self, layer: &str) -> String {
-        let previous = self.scopes[self.current as usize].clone();
-        self.current = match self.scopes.iter().position(|s| s == layer) {
+        let previous = self.layers[self.current as usize].clone();
+        self.current = match self.layers.iter().position(|s| s == layer) {
             Some(i) => i as u32,
             None => {
-                self.scopes.push(layer.into());
-                self.scopes.len() as u32 - 1
+                self.layers.push(layer.into());
+                self.layers.len() as u32 - 1
             }
         };
         previous
     }
 
-    /// Sets the scope by index, for passes that copy nodes.
-    pub fn set_scope(&mut self, scope: u32) {
-        self.current = scope;
+    /// Sets the layer by index, for passes that copy nodes.
+    pub fn set_layer(&mut self, layer: u32) {
+        self.current = layer;
     }
 
     /// Keeps the results of the current layer in 32 bits, whatever the policy of the program.
@@ -175,23 +175,23 @@ impl Graph {
 
     /// Whether mixed precision applies to a node: it belongs to a layer that is not kept in 32 bits.
     pub(crate) fn may_be_mixed(&self, node: &Node) -> bool {
-        node.scope != 0 && !self.wide.contains(&node.scope)
+        node.layer != 0 && !self.wide.contains(&node.layer)
     }
 
     /// The layer a node belongs to.
-    pub fn scope_name(&self, id: NodeId) -> &str {
-        &self.scopes[self.nodes[id.index()].scope as usize]
+    pub fn layer_name(&self, id: NodeId) -> &str {
+        &self.layers[self.nodes[id.index()].layer as usize]
     }
 
-    /// The layer names that [`Node::scope`] indexes.
-    pub fn scopes(&self) -> &[String] {
-        &self.scopes
+    /// The layer names that [`Node::layer`] indexes.
+    pub fn layers(&self) -> &[String] {
+        &self.layers
     }
 
     /// Appends a node after checking its operands and inferring its type.
     pub fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId> {
         let types: Vec<&Type> = inputs.iter().map(|i| &self.nodes[i.index()].ty).collect();
-        let ty = op.infer(&types).map_err(|e| e.in_layer(&self.scopes[self.current as usize]))?;
+        let ty = op.infer(&types).map_err(|e| e.in_layer(&self.layers[self.current as usize]))?;
         Ok(self.push_typed(op, inputs.to_vec(), ty))
     }
 
@@ -199,7 +199,7 @@ impl Graph {
     pub fn push_typed(&mut self, op: Op, inputs: Vec<NodeId>, ty: Type) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
         debug_assert!(inputs.iter().all(|i| *i < id), "operands must come first");
-        self.nodes.push(Node { op, inputs, ty, scope: self.current });
+        self.nodes.push(Node { op, inputs, ty, layer: self.current });
         id
     }
 
@@ -310,7 +310,7 @@ impl Graph {
             if node.inputs.iter().any(|i| *i >= id) {
                 return fail(format!("%{} uses a later node", id.0));
             }
-            if node.scope as usize >= self.scopes.len() {
+            if node.layer as usize >= self.layers.len() {
                 return fail(format!("%{} belongs to no layer", id.0));
             }
             let types: Vec<&Type> = node.inputs.iter().map(|i| self.ty(*i)).collect();
@@ -357,7 +357,7 @@ impl fmt::Display for Graph {
                 _ => {}
             }
             line += &format!(" : {}", node.ty);
-            match self.scope_name(id) {
+            match self.layer_name(id) {
                 "" => writeln!(f, "{line}")?,
                 scope => writeln!(f, "{line}  ; {}", shown(scope))?,
             }

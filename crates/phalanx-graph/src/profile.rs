@@ -97,19 +97,19 @@ impl Program {
     /// The op and layer of an instruction, for display.
     fn label(&self, instr: &Instr) -> (String, String) {
         let param = |p: &crate::ParamId| self.params[p.index()].name.clone();
-        let layer = |scope: &u32| self.scopes[*scope as usize].clone();
+        let layer = |layer: &u32| self.layers[*layer as usize].clone();
         let none = String::new();
         match instr {
-            Instr::Compute { op, scope, sharded: false, .. } => (op.name().into(), layer(scope)),
-            Instr::Compute { op, scope, sharded: true, .. } => {
-                (format!("sharded_{}", op.name()), layer(scope))
+            Instr::Compute { op, layer: of, sharded: false, .. } => (op.name().into(), layer(of)),
+            Instr::Compute { op, layer: of, sharded: true, .. } => {
+                (format!("sharded_{}", op.name()), layer(of))
             }
             Instr::Copy { .. } => ("copy".into(), none),
             Instr::Barrier(scope) => (format!("barrier {scope}"), none),
             Instr::AllReduce { .. } => ("all_reduce".into(), none),
             Instr::ReplicaMean { .. } => ("replica_mean".into(), none),
-            Instr::ExchangeParts { op, scope, .. } => (Op::Parts(*op).name().into(), layer(scope)),
-            Instr::ReduceScatter { scope, .. } => ("reduce_scatter".into(), layer(scope)),
+            Instr::ExchangeParts { op, layer: of, .. } => (Op::Parts(*op).name().into(), layer(of)),
+            Instr::ReduceScatter { layer: of, .. } => ("reduce_scatter".into(), layer(of)),
             Instr::ShardedGradKernel { param: p, .. } => {
                 ("sharded_dot_grad_kernel".into(), param(p))
             }

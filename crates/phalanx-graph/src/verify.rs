@@ -246,13 +246,13 @@ impl Verifier<'_> {
     }
 
     fn instr(&self, instr: &Instr) -> Check {
-        let scope = match instr {
-            Instr::Compute { scope, .. }
-            | Instr::ReduceScatter { scope, .. }
-            | Instr::ExchangeParts { scope, .. } => *scope as usize,
+        let layer = match instr {
+            Instr::Compute { layer, .. }
+            | Instr::ReduceScatter { layer, .. }
+            | Instr::ExchangeParts { layer, .. } => *layer as usize,
             _ => 0,
         };
-        expect(scope < self.p.scopes.len().max(1), "it belongs to no layer")?;
+        expect(layer < self.p.layers.len().max(1), "it belongs to no layer")?;
         match instr {
             Instr::Compute { op, inputs, output, sharded: false, .. } => {
                 self.compute(op, inputs, *output)

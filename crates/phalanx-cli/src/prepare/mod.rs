@@ -37,7 +37,7 @@ pub struct PreparedData {
     /// The preprocessing that was applied.
     pub preprocessing: Preprocessing,
     /// The losses and their targets.
-    pub objective: Objective,
+    pub objective: LossSpec,
     /// Notes on how the rows were changed, for the header.
     pub notices: Vec<String>,
     /// The dimensions of a sample before preprocessing; empty for several inputs.
@@ -47,7 +47,7 @@ pub struct PreparedData {
 }
 
 /// The losses of a model, and the targets that they compare its outputs with.
-pub struct Objective {
+pub struct LossSpec {
     /// Where the loss comes from.
     pub source: LossSource,
     /// Keras' class names of the losses.
@@ -292,7 +292,7 @@ fn finish(
     let trained_on =
         spec.preprocessing.as_ref().is_some_and(|preprocessing| preprocessing.was_trained_on(name));
     let (name, notices) = (name.into(), loaded.notices);
-    let objective = Objective { source: loss_source, losses, target_forms };
+    let objective = LossSpec { source: loss_source, losses, target_forms };
     Ok(PreparedData {
         train,
         validation,

@@ -12,7 +12,7 @@ use super::matrix::Epilogue;
 use super::tile::{Arena, Block, Weights, pack_columns, pack_rows};
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 use phalanx_graph::MAX_ELEMENTS;
-use phalanx_graph::ops::recurrent::KEPT;
+use phalanx_graph::ops::recurrent::SAVED_PER_UNIT;
 use phalanx_graph::ops::{RecurrentAttrs, RecurrentCell};
 
 /// Rows that run through the sequence together.
@@ -344,7 +344,8 @@ impl Kernel for BackwardKernel<'_> {
             RecurrentCell::Gru => (3, units),
         };
         let piece = [0, 1, 3];
-        let (width, out_steps) = ((states + KEPT) * units, steps + usize::from(attrs.initial));
+        let (width, out_steps) =
+            ((states + SAVED_PER_UNIT) * units, steps + usize::from(attrs.initial));
         let mut arena = Arena(self.scratch);
         let packed = arena.floats(gates * units.next_multiple_of(S::LANES)).as_mut_ptr();
         let carried = arena.floats(2 * ROWS * units).as_mut_ptr();

@@ -1,7 +1,7 @@
 //! Recurrent cells over a sequence.
 
 use super::Value;
-use phalanx_graph::ops::recurrent::KEPT;
+use phalanx_graph::ops::recurrent::SAVED_PER_UNIT;
 use phalanx_graph::ops::{RecurrentAttrs, RecurrentCell};
 
 fn sigmoid(x: f64) -> f64 {
@@ -104,7 +104,7 @@ pub(super) fn grad(attrs: &RecurrentAttrs, more: bool, x: &[&Value], dims: Vec<u
     let at = attrs.grad_operands(more);
     let (gates, states) = (attrs.cell.gates(), attrs.cell.states());
     let (rows, out_steps, units) = (dims[0], dims[1], x[1].dims[0]);
-    let (steps, width) = (x[0].dims[1], states + KEPT);
+    let (steps, width) = (x[0].dims[1], states + SAVED_PER_UNIT);
     let mut d = Value::fill(dims, 0.0);
     for row in 0..rows {
         let (mut dh, mut dc) = (vec![0.0; units], vec![0.0; units]);

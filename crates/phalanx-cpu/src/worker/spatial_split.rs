@@ -41,7 +41,7 @@ pub(crate) fn scratch_len(program: &Program) -> usize {
 const CONV3X3_LINE_GROUP: usize = 4;
 
 /// Consecutive output lines of one image, or slices of one volume.
-struct Lines {
+struct LineRange {
     /// The geometry restricted to these lines.
     geom: ConvGeom,
     /// The first pixel of their input.
@@ -137,7 +137,7 @@ fn dot_part(ctx: &WorkerCtx<'_>, e: &ops::Epilogue, x: &[ValueId], y: ValueId) {
 }
 
 /// This worker's output lines, one item per image; of volumes, its slices.
-fn lines(ctx: &WorkerCtx<'_>, geom: &ConvGeom) -> impl Iterator<Item = Lines> + use<> {
+fn lines(ctx: &WorkerCtx<'_>, geom: &ConvGeom) -> impl Iterator<Item = LineRange> + use<> {
     let (geom, flat) = (*geom, geom.is_flat());
     let height = if flat { geom.output[0] } else { geom.depth.output };
     let conv3x3 = geom.kernel == [3, 3] && geom.stride == [1, 1];
@@ -153,12 +153,12 @@ fn lines(ctx: &WorkerCtx<'_>, geom: &ConvGeom) -> impl Iterator<Item = Lines> + 
         if flat {
             let (part, first) = geom.lines(lines.clone());
             let from = (image * geom.input[0] + first) * width;
-            Lines { geom: part, from, to: (image * height + lines.start) * out_width }
+            LineRange { geom: part, from, to: (image * height + lines.start) * out_width }
         } else {
             let (part, first) = geom.slices(lines.clone());
             let from = (image * geom.depth.input + first) * geom.input[0] * width;
             let to = (image * height + lines.start) * geom.output[0] * out_width;
-            Lines { geom: part, from, to }
+            LineRange { geom: part, from, to }
         }
     })
 }

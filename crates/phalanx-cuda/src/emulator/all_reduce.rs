@@ -21,21 +21,21 @@ pub(super) struct AllReduceGroup {
 }
 
 /// An emulated GPU's membership in a group.
-pub(super) struct Link {
+pub(super) struct Membership {
     pub group: Arc<AllReduceGroup>,
     pub rank: usize,
     /// Whether the group includes other processes.
     pub remote: bool,
 }
 
-impl Link {
+impl Membership {
     /// Whether GPUs of other processes do not respond.
     pub fn lost(&self) -> bool {
         self.remote && self.group.barrier.is_aborted()
     }
 }
 
-impl Drop for Link {
+impl Drop for Membership {
     fn drop(&mut self) {
         if self.remote {
             self.group.abort();
@@ -98,7 +98,7 @@ fn load(memory: &Memory, part: &ReducePart) -> Result<(Elem, Vec<f64>), String> 
 
 #[cfg(test)]
 mod tests {
-    use super::Link;
+    use super::Membership;
     use crate::collectives::ThreadPool;
     use crate::collectives::{DeviceReplicas, run_all};
     use crate::device::{GpuDevice, Plan};
@@ -114,7 +114,7 @@ mod tests {
     fn devices(ranks: usize) -> Vec<DeviceReplicas<EmulatedGpu>> {
         let group = Arc::new(AllReduceGroup::new(ranks, Duration::MAX));
         let gpu = |rank: usize| {
-            let link = Some(Link { group: group.clone(), rank, remote: false });
+            let link = Some(Membership { group: group.clone(), rank, remote: false });
             let mut gpu = EmulatedGpu::new(None);
             gpu.link = link;
             gpu.reserve(0, AT.block, 256, "a test").expect("memory");

@@ -1,6 +1,6 @@
 //! The emulated GPU as a device.
 
-use super::all_reduce::Link;
+use super::all_reduce::Membership;
 use super::launch::{self, Kernels, Stacks};
 use super::memory::Memory;
 use super::order::{self, Random};
@@ -33,7 +33,7 @@ pub(crate) struct EmulatedGpu {
     /// How often a block was relocated.
     relocations: usize,
     /// Membership in a group of GPUs that reduce with each other, if any.
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<Membership>,
 }
 
 /// A prepared step.
@@ -63,7 +63,7 @@ impl EmulatedGpu {
     }
 
     fn failed(&self, message: String) -> ExecError {
-        match self.link.as_ref().is_some_and(Link::lost) {
+        match self.link.as_ref().is_some_and(Membership::lost) {
             true => peer_timeout(message),
             false => failed(message),
         }

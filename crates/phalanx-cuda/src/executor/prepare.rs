@@ -75,7 +75,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// Drops the least recently used steps until another one may be prepared. All processes drop the same.
-    fn make_room(&mut self) {
+    fn evict_oldest_steps(&mut self) {
         let prepared = |p: &LoadedProgram| p.steps.len();
         while self.programs.iter().map(prepared).sum::<usize>() >= MAX_PREPARED_STEPS {
             let steps = |p: &LoadedProgram| p.steps.values().map(|s| s.used).min();
@@ -91,7 +91,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     /// Prepares a step for a batch, if it is not prepared yet.
     pub(super) fn prepare_step(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
         if !self.programs[id].steps.contains_key(&key) {
-            self.make_room();
+            self.evict_oldest_steps();
             let mut plans = vec![];
             let mut max_bytes = (0, 0);
             for device in 0..self.devices.len() {

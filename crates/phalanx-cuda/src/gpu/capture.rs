@@ -93,6 +93,6 @@ impl Gpu {
 
     /// Fails if another GPU has failed.
     pub(super) fn check_group(&self) -> Result<()> {
-        self.link.as_ref().map_or(Ok(()), nccl::Link::check)
+        self.link.as_ref().map_or(Ok(()), nccl::Membership::check)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::streams::REDUCE_STREAM;
 use super::transfers::Staging;
-use super::{Gpu, PreparedStep};
+use super::{CapturedStep, Gpu};
 use crate::launch::{Block, Ptr};
 use crate::plan::WORKSPACES;
 use phalanx_cuda_driver::driver::{self, DeviceBuffer, Failure, Result, Stream, cu};
@@ -97,7 +97,7 @@ impl Memory {
     }
 
     /// Frees workspaces that no step uses any more. No capture may be in progress.
-    pub fn free_retired(&mut self, steps: &[Option<PreparedStep>]) {
+    pub fn free_retired(&mut self, steps: &[Option<CapturedStep>]) {
         self.retired.retain(|(used_by, _)| steps[..*used_by].iter().any(Option::is_some));
     }
 

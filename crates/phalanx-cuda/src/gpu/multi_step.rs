@@ -1,7 +1,7 @@
 //! Several steps per launch: the host uploads the inputs of all of them beforehand.
 
 use super::memory::Memory;
-use super::{Gpu, PreparedStep, call_lock, capture_lock};
+use super::{CapturedStep, Gpu, call_lock, capture_lock};
 use crate::device::{ArgLists, StepId};
 use crate::launch::Block;
 use crate::resident_dataset::MAX_STEPS_PER_LAUNCH;
@@ -51,7 +51,7 @@ impl StepListUpload {
     }
 }
 
-impl PreparedStep {
+impl CapturedStep {
     pub fn graph(&self) -> Result<&Graph> {
         self.graph.as_ref().ok_or_else(|| Failure("a step was not captured".into()))
     }
@@ -63,7 +63,7 @@ impl PreparedStep {
 }
 
 impl Gpu {
-    pub(super) fn prepared(&self, step: StepId) -> Result<&PreparedStep> {
+    pub(super) fn prepared(&self, step: StepId) -> Result<&CapturedStep> {
         let found = self.steps.get(step.0).and_then(Option::as_ref);
         found.ok_or_else(|| Failure(format!("there is no step {}", step.0)))
     }

@@ -53,7 +53,7 @@ struct Gru {
 };
 
 // Vectors of a step that the derivative needs besides the states.
-constexpr int KEPT = 5;
+constexpr int SAVED_PER_UNIT = 5;
 
 // The states of a row before the first step, and the mask. Absent ones are null.
 struct Given {
@@ -110,7 +110,7 @@ template <typename C, int U, bool KEEP>
 __global__ void __launch_bounds__((C::GATES * U + 31) / 32 * 32)
 recurrent(const float* z, i64 z_ld, const float* kernel, const float* bias, const float* h0, const float* c0,
           const float* mask, float* y, i64 rows, int steps, int reverse) {
-    constexpr int COLUMNS = C::GATES * U, K = (U + 3) / 4 * 4, W = C::STATES + (KEEP ? KEPT : 0);
+    constexpr int COLUMNS = C::GATES * U, K = (U + 3) / 4 * 4, W = C::STATES + (KEEP ? SAVED_PER_UNIT : 0);
     __shared__ Bits<16> state[K / 4];
     __shared__ float sums[COLUMNS];
     float* h = (float*)state;
@@ -160,7 +160,7 @@ struct AheadGrad {
     __device__ __forceinline__ void load(const float* from, int units, int unit, i64 pixel, i64 before, i64 row,
                                          const float* first, i64 first_ld, const float* second, i64 second_ld,
                                          const Given& given) {
-        int width = (C::STATES + KEPT) * units;
+        int width = (C::STATES + SAVED_PER_UNIT) * units;
         EVERY(6) y[k] = from[pixel * width + k * units + unit];
         c = 0.0f;
         if (C::STATES == 2) c = before < 0 ? given.state(1, row * units + unit) : from[before * width + units + unit];
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(256)
 recurrent_step(const float* z, i64 z_ld, const float* kernel, const float* bias, const float* h0, const float* c0,
                const float* mask, float* y, i64 rows, int units, int steps, int step, int before) {
     const Given given = {h0, c0, mask};
-    i64 width = (C::STATES + (KEEP ? KEPT : 0)) * (i64)units;
+    i64 width = (C::STATES + (KEEP ? SAVED_PER_UNIT : 0)) * (i64)units;
     i64 groups = (units + 31) / 32;
     // Blocks have the same units for neighbouring rows, so that they read the same columns of the kernel.
     for (i64 item = (i64)blockIdx.x * 8 + threadIdx.x / 32; item < groups * rows; item += (i64)gridDim.x * 8) {

@@ -11,8 +11,8 @@ use phalanx_graph::Op;
 use phalanx_graph::program::{Location, ValueId};
 
 impl Lowering<'_> {
-    pub(super) fn label(&self, op: &Op, scope: u32) -> String {
-        format!("{} {}", op.name(), self.request.program.scopes()[scope as usize])
+    pub(super) fn label(&self, op: &Op, layer: u32) -> String {
+        format!("{} {}", op.name(), self.request.program.layers()[layer as usize])
     }
 
     pub(super) fn compute(
@@ -21,9 +21,9 @@ impl Lowering<'_> {
         op: &Op,
         x: &[ValueId],
         y: ValueId,
-        scope: u32,
+        layer: u32,
     ) {
-        let label = self.label(op, scope);
+        let label = self.label(op, layer);
         if self.request.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
             return;
         }

@@ -148,9 +148,9 @@ impl Lowering<'_> {
     fn instr(&mut self, instr: &Instr) {
         self.enter(instr);
         match instr {
-            Instr::Compute { op, inputs, output, scope, .. } => {
+            Instr::Compute { op, inputs, output, layer, .. } => {
                 for replica in self.replicas() {
-                    self.compute(replica, op, inputs, *output, *scope);
+                    self.compute(replica, op, inputs, *output, *layer);
                 }
             }
             Instr::Copy { input, output } => {

@@ -39,7 +39,7 @@ impl RecurrentCell {
 
 /// Vectors of a step that the derivative needs besides the states: the four activated gates (of a GRU: `z, r, n, d`),
 /// and the output of the previous step.
-pub const KEPT: usize = 5;
+pub const SAVED_PER_UNIT: usize = 5;
 
 /// The attributes of a recurrent op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,7 +61,7 @@ pub struct RecurrentAttrs {
 impl RecurrentAttrs {
     /// Vectors per step of the result.
     pub fn width(&self) -> usize {
-        self.cell.states() + if self.keep { KEPT } else { 0 }
+        self.cell.states() + if self.keep { SAVED_PER_UNIT } else { 0 }
     }
 
     /// Where the optional operands are.
@@ -248,8 +248,8 @@ pub fn derivative(attrs: &RecurrentAttrs, g: &mut Graph, b: &Backward<'_>) -> Co
         false => g.push(Op::Recurrent(RecurrentAttrs { keep: true, ..*attrs }), b.inputs)?,
     };
     let steps = g.ty(y).dims[0];
-    if attrs.keep && columns(g, b.dy, states, units * KEPT)?.is_some() {
-        let (layer, op) = (g.scope_name(b.y).into(), "recurrent, its gates".into());
+    if attrs.keep && columns(g, b.dy, states, units * SAVED_PER_UNIT)?.is_some() {
+        let (layer, op) = (g.layer_name(b.y).into(), "recurrent, its gates".into());
         return Err(GraphError::NotDifferentiable { layer, op });
     }
     let dh = match columns(g, b.dy, 0, units)? {
@@ -286,7 +286,7 @@ pub fn derivative(attrs: &RecurrentAttrs, g: &mut Graph, b: &Backward<'_>) -> Co
         RecurrentCell::Gru => &[(0, 2), (3, 1)],
     };
     if b.wanted[1] {
-        let (start, len) = (states + (KEPT - 1) * units, units);
+        let (start, len) = (states + (SAVED_PER_UNIT - 1) * units, units);
         let h = g.push(Op::Slice { axis: 1, start, len }, &[y])?;
         out[1] = Some(join(g, all, parts, units, |g, d| g.push(Op::DotGradKernel, &[h, d]))?);
     }

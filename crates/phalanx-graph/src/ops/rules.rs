@@ -185,7 +185,7 @@ impl Op {
             | Op::RecurrentGrad(..)
             | Op::Model(_)
             | Op::Parts(_) => Err(GraphError::NotDifferentiable {
-                layer: g.scope_name(b.y).into(),
+                layer: g.layer_name(b.y).into(),
                 op: self.name().into(),
             }),
         }

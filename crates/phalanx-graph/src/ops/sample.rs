@@ -119,7 +119,7 @@ pub fn infer_grad(geom: &SampleGeom, dy: &Type, matrix: &Type) -> Result<Type> {
 /// Distributes `dy` to the sampled pixels by their weights. The matrix is not differentiable.
 pub fn derivative(geom: &SampleGeom, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     if b.wanted[1] {
-        let (layer, op) = (g.scope_name(b.y).into(), "affine_sample by its matrix".into());
+        let (layer, op) = (g.layer_name(b.y).into(), "affine_sample by its matrix".into());
         return Err(GraphError::NotDifferentiable { layer, op });
     }
     let dx = g.push(Op::AffineSampleGrad(*geom), &[b.dy, b.inputs[1]])?;

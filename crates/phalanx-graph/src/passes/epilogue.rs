@@ -20,7 +20,7 @@ pub fn fuse_epilogues(step: Step) -> Step {
             _ => None,
         };
         let (op, inputs) = fused.unwrap_or_else(|| (node.op.clone(), inputs));
-        r.graph.set_scope(node.scope);
+        r.graph.set_layer(node.layer);
         r.map[id.index()] = Some(r.graph.push_typed(op, inputs, node.ty.clone()));
     }
     // Removes the fused products, which are now dead.

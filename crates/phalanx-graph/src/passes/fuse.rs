@@ -25,7 +25,7 @@ pub fn fuse_elementwise(step: Step) -> Step {
             }
             _ => (node.op.clone(), inputs),
         };
-        r.graph.set_scope(node.scope);
+        r.graph.set_layer(node.layer);
         r.map[id.index()] = Some(r.graph.push_typed(op, inputs, node.ty.clone()));
     }
     super::simplify(r.finish(step))

@@ -35,7 +35,7 @@ fn remove_gradient_stops(step: Step) -> Step {
         r.map[id.index()] = Some(match &node.op {
             Op::Cast { dtype } if r.graph.ty(inputs[0]).dtype == *dtype => inputs[0],
             op => {
-                r.graph.set_scope(node.scope);
+                r.graph.set_layer(node.layer);
                 r.graph.push_typed(op.clone(), inputs, node.ty.clone())
             }
         });

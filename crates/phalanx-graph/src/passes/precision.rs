@@ -30,13 +30,13 @@ pub fn store_narrow(step: Step, policy: Policy) -> Step {
             } else {
                 *casts.entry((*x, want)).or_insert_with(|| {
                     let ty = Type { dtype: want, ..step.graph.ty(*x).clone() };
-                    r.graph.set_scope(node.scope);
+                    r.graph.set_layer(node.layer);
                     r.graph.push_typed(Op::Cast { dtype: want }, vec![new], ty)
                 })
             });
         }
         let ty = Type { dtype: stored[id.index()].unwrap_or(node.ty.dtype), ..node.ty.clone() };
-        r.graph.set_scope(node.scope);
+        r.graph.set_layer(node.layer);
         r.map[id.index()] = Some(r.graph.push_typed(node.op.clone(), inputs, ty));
     }
     r.finish(step)
@@ -84,7 +84,7 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     let (g, live) = (&step.graph, step.live());
     let mut used_outside = vec![false; g.nodes().len()];
     step.roots().for_each(|r| used_outside[r.index()] = true);
-    for id in g.ids().filter(|id| live[id.index()] && g.node(*id).scope == 0) {
+    for id in g.ids().filter(|id| live[id.index()] && g.node(*id).layer == 0) {
         g.node(id).inputs.iter().for_each(|x| used_outside[x.index()] = true);
     }
     g.ids()

@@ -30,7 +30,7 @@ pub fn recompute(step: Step, segments: usize, rows: usize) -> Result<Step> {
                 false => r.get(*x),
             })
             .collect();
-        r.graph.set_scope(node.scope);
+        r.graph.set_layer(node.layer);
         r.map[id.index()] = Some(r.graph.push_typed(node.op.clone(), inputs, node.ty.clone()));
     }
     checked("recompute", r.finish(step))
@@ -57,7 +57,7 @@ fn copy(
         if copies[top.index()].is_none() {
             let inputs = node.inputs.iter().map(|x| copies[x.index()].unwrap_or_else(|| r.get(*x)));
             let inputs = inputs.collect();
-            r.graph.set_scope(node.scope);
+            r.graph.set_layer(node.layer);
             copies[top.index()] =
                 Some(r.graph.push_typed(node.op.clone(), inputs, node.ty.clone()));
         }

@@ -20,7 +20,7 @@ pub fn simplify(step: Step) -> Step {
                 let op = fold(&r.graph, &node.op, &inputs).unwrap_or_else(|| node.op.clone());
                 let inputs = if matches!(op, Op::Const { .. }) { vec![] } else { inputs };
                 *seen.entry((op.clone(), inputs.clone())).or_insert_with(|| {
-                    r.graph.set_scope(node.scope);
+                    r.graph.set_layer(node.layer);
                     r.graph.push_typed(op, inputs, node.ty.clone())
                 })
             }
@@ -40,7 +40,7 @@ fn remove_dead_nodes(step: Step) -> Step {
     for id in step.graph.ids().filter(|id| live[id.index()]) {
         let node = step.graph.node(id);
         let inputs = node.inputs.iter().map(|x| r.get(*x)).collect();
-        r.graph.set_scope(node.scope);
+        r.graph.set_layer(node.layer);
         r.map[id.index()] = Some(r.graph.push_typed(node.op.clone(), inputs, node.ty.clone()));
     }
     r.finish(step)

@@ -76,7 +76,7 @@ pub(crate) fn plan_memory(step: Step, lowered: Lowered, options: Options) -> Res
         params: step.graph.params().to_vec(),
         feeds: step.graph.feeds().to_vec(),
         fetches,
-        scopes: step.graph.scopes().to_vec(),
+        layers: step.graph.layers().to_vec(),
         values,
         instrs,
         update,

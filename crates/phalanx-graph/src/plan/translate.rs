@@ -104,7 +104,7 @@ impl<'a, 'b> Writer<'a, 'b> {
             op: node.op.clone(),
             inputs,
             output,
-            scope: node.scope,
+            layer: node.layer,
             sharded: false,
         })
     }
@@ -117,7 +117,7 @@ impl<'a, 'b> Writer<'a, 'b> {
             Op::Dot(_) => (Op::Dot(Epilogue::default()), self.partial_product(id)),
             _ => (node.op.clone(), self.value(id)),
         };
-        Instr::Compute { op, inputs, output, scope: node.scope, sharded: true }
+        Instr::Compute { op, inputs, output, layer: node.layer, sharded: true }
     }
 
     fn reduce_scatter(&mut self, id: NodeId) -> Result<Instr> {
@@ -127,7 +127,7 @@ impl<'a, 'b> Writer<'a, 'b> {
         };
         let bias = node.inputs.get(2).map(|b| self.value(*b));
         let (input, output) = (self.partial_product(id), self.value(id));
-        Ok(Instr::ReduceScatter { input, bias, relu: epilogue.relu, output, scope: node.scope })
+        Ok(Instr::ReduceScatter { input, bias, relu: epilogue.relu, output, layer: node.layer })
     }
 
     fn copy(&mut self, from: NodeId, to: Target) -> Instr {
@@ -158,7 +158,7 @@ impl<'a, 'b> Writer<'a, 'b> {
                 let output = self.gradient(*p);
                 let dims = g.params()[p.index()].dims.clone();
                 let op = Op::Const { bits: 0f64.to_bits(), dims };
-                Instr::Compute { op, inputs: vec![], output, scope: 0, sharded: false }
+                Instr::Compute { op, inputs: vec![], output, layer: 0, sharded: false }
             }
             LinearInstr::Barrier(scope) => Instr::Barrier(*scope),
             LinearInstr::AllReduce(id) => {
@@ -173,8 +173,8 @@ impl<'a, 'b> Writer<'a, 'b> {
                 let Op::Parts(op) = node.op else {
                     return Err(GraphError::internal("plan", "parts expected"));
                 };
-                let (input, scope) = (self.value(node.inputs[0]), node.scope);
-                Instr::ExchangeParts { op, input, output: self.value(*id), scope }
+                let (input, layer) = (self.value(node.inputs[0]), node.layer);
+                Instr::ExchangeParts { op, input, output: self.value(*id), layer }
             }
             LinearInstr::ReplicaMean(id) => {
                 let input = self.value(g.node(*id).inputs[0]);

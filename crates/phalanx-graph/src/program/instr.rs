@@ -17,7 +17,7 @@ pub enum Instr {
         /// Its result.
         output: ValueId,
         /// The layer, for profiles and messages; index into the program's scopes.
-        scope: u32,
+        layer: u32,
         /// Whether each worker computes for all rows of the device, with its own rows of a dense
         /// kernel. `dot` gives a partial product for [`ReduceScatter`](Instr::ReduceScatter), and
         /// `dot_grad_input` the columns that belong to these rows of the kernel.
@@ -58,7 +58,7 @@ pub enum Instr {
         /// The result.
         output: ValueId,
         /// The layer.
-        scope: u32,
+        layer: u32,
     },
     /// Adds the partial products of the device's workers; each worker gets its own rows of the sum.
     /// Not an op, because its operand has the rows of the device and its result those of a worker.
@@ -72,7 +72,7 @@ pub enum Instr {
         /// The sum.
         output: ValueId,
         /// The layer.
-        scope: u32,
+        layer: u32,
     },
     /// Computes the gradient of this worker's rows of a dense kernel over all rows of its device, for
     /// other devices to read. Used where it is cheaper than reducing full partial gradients. Not a

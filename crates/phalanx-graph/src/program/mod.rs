@@ -126,7 +126,7 @@ pub struct Program {
     pub(crate) params: Vec<ParamSpec>,
     pub(crate) feeds: Vec<FeedSpec>,
     pub(crate) fetches: Vec<FetchPlan>,
-    pub(crate) scopes: Vec<String>,
+    pub(crate) layers: Vec<String>,
     pub(crate) values: Vec<Value>,
     pub(crate) instrs: Vec<Instr>,
     pub(crate) update: Option<UpdatePlan>,
@@ -195,8 +195,8 @@ impl Program {
     }
 
     /// Layer names.
-    pub fn scopes(&self) -> &[String] {
-        &self.scopes
+    pub fn layers(&self) -> &[String] {
+        &self.layers
     }
 
     /// Values.

@@ -48,15 +48,15 @@ impl Printer<'_> {
         let at = |id: &ValueId| self.location_text(*id);
         let param = |id: &ParamId| shown(&self.0.params[id.index()].name);
         match instr {
-            Instr::Compute { op, inputs, output, scope, sharded } => {
+            Instr::Compute { op, inputs, output, layer, sharded } => {
                 let args: Vec<String> = inputs.iter().map(at).collect();
                 let op = format!("{}{op}", if *sharded { "sharded " } else { "" });
-                self.computation(f, &op, &args.join(", "), (*output, *scope))
+                self.computation(f, &op, &args.join(", "), (*output, *layer))
             }
-            Instr::ReduceScatter { input, bias, relu, output, scope } => {
+            Instr::ReduceScatter { input, bias, relu, output, layer } => {
                 let args = bias.iter().fold(at(input), |text, b| text + ", " + &at(b));
                 let epilogue = Epilogue { bias: bias.is_some(), relu: *relu };
-                self.computation(f, &format!("reduce_scatter{epilogue}"), &args, (*output, *scope))
+                self.computation(f, &format!("reduce_scatter{epilogue}"), &args, (*output, *layer))
             }
             Instr::Copy { input, output } => writeln!(f, "  {} = copy({})", at(output), at(input)),
             Instr::Barrier(scope) => writeln!(f, "  barrier {scope}"),
@@ -66,9 +66,9 @@ impl Printer<'_> {
             Instr::ReplicaMean { input, output } => {
                 writeln!(f, "  {} = replica_mean({})", at(output), at(input))
             }
-            Instr::ExchangeParts { op, input, output, scope } => {
+            Instr::ExchangeParts { op, input, output, layer } => {
                 let op = Op::Parts(*op).to_string();
-                self.computation(f, &op, &at(input), (*output, *scope))
+                self.computation(f, &op, &at(input), (*output, *layer))
             }
             Instr::ShardedGradKernel { param: p, x, dy } => {
                 writeln!(f, "  gradient shard of \"{}\" from {}, {}", param(p), at(x), at(dy))
@@ -101,7 +101,7 @@ impl Printer<'_> {
     ) -> fmt::Result {
         let (out, ty) = (self.location_text(output), &self.0.value(output).ty);
         write!(f, "  {out} = {op}({args}) : {ty}")?;
-        match self.0.scopes[layer as usize].as_str() {
+        match self.0.layers[layer as usize].as_str() {
             "" => writeln!(f),
             name => writeln!(f, "  ; {}", shown(name)),
         }

@@ -130,8 +130,8 @@ fn instructions_that_do_not_match_their_values_are_rejected() {
     });
     rejected("a missing layer", |p| {
         let at = compute(p);
-        let Instr::Compute { scope, .. } = &mut p.instrs[at] else { unreachable!() };
-        *scope = 9;
+        let Instr::Compute { layer, .. } = &mut p.instrs[at] else { unreachable!() };
+        *layer = 9;
     });
     rejected("a kernel that one worker shares with itself", |p| {
         let at = compute(p);

@@ -92,7 +92,7 @@ fn trained_by(optimizer: Box<dyn Optimizer>, devices: &[&str], policy: Policy) -
     let (x, y) = (Tensor::new([14, 5, 3], x).unwrap(), Tensor::new([14, 2], y).unwrap());
     let fit = Fit::new().epochs(2).batch_size(5).shuffle(false).verbose(0);
     model.fit((x, y), fit).unwrap();
-    model.check_mirrored().unwrap();
+    model.check_consistency().unwrap();
     model.weights().unwrap().into_iter().flat_map(|(_, w)| w.f32().unwrap().to_vec()).collect()
 }
 
@@ -238,7 +238,7 @@ fn batches_of_all_lengths_train_as_on_the_cpu() {
         let mut model = open_model(devices);
         let fit = Fit::new().epochs(3).validation_data(&data).verbose(0);
         let history = model.fit(&data, fit).unwrap();
-        model.check_mirrored().unwrap();
+        model.check_consistency().unwrap();
         let mut losses = history.get("loss").unwrap().to_vec();
         losses.extend(history.get("val_loss").unwrap());
         let weights = model.get_weights().unwrap();
@@ -340,7 +340,7 @@ fn trained_gan(devices: &[&str]) -> (Vec<f64>, Vec<f32>) {
     let x = Tensor::new([7, 4, 4, 1], pixels.collect::<Vec<f32>>()).unwrap();
     let fit = Fit::new().epochs(2).batch_size(4).verbose(0);
     let history = gan.fit(&x, fit).unwrap();
-    gan.check_mirrored().unwrap();
+    gan.check_consistency().unwrap();
     let losses = ["d_loss", "g_loss"].iter().flat_map(|name| history.get(name).unwrap().to_vec());
     let weights = [generator.get_weights().unwrap(), discriminator.get_weights().unwrap()].concat();
     (losses.collect(), weights.iter().flat_map(|w| w.f32().unwrap().to_vec()).collect())

@@ -80,7 +80,7 @@ fn train(
     let arguments = || Inference::new().batch_size(batch);
     let logs = model.evaluate_with((&x, &y), arguments())?;
     let outputs = model.predict_with(&x, arguments())?;
-    model.check_mirrored()?;
+    model.check_consistency()?;
     let losses = ["loss", "val_loss", "accuracy"];
     let losses = losses.iter().flat_map(|name| history.get(name).unwrap().to_vec());
     let logs = logs.iter().map(|(_, v)| *v).collect();

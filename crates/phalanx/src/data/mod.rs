@@ -30,7 +30,7 @@ pub use image_file::read_image;
 pub use labels::{LabelBinarizer, to_categorical};
 pub use pipeline::{Buckets, Cardinality, Element, PaddedBatch, Pipeline};
 pub use prefetch::Prefetch;
-pub(crate) use resident_dataset::Identity;
+pub(crate) use resident_dataset::TableIdentity;
 pub use resident_dataset::{InMemory, IndexBatch, IndexBatches, Table};
 pub use samples::{Pixels, Samples};
 pub use text::Text;

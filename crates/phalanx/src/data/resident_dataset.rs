@@ -51,7 +51,7 @@ pub struct Table {
 
 /// Identifies the data of a table without keeping it alive.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity(Vec<IdentityPart>);
+pub(crate) struct TableIdentity(Vec<IdentityPart>);
 
 #[derive(Clone, Debug)]
 enum IdentityPart {
@@ -85,13 +85,13 @@ impl IdentityPart {
     }
 }
 
-impl Identity {
+impl TableIdentity {
     /// Whether any of the data has been dropped.
     pub fn is_dropped(&self) -> bool {
         self.0.iter().any(IdentityPart::is_dropped)
     }
 
-    pub fn same(&self, other: &Identity) -> bool {
+    pub fn same(&self, other: &TableIdentity) -> bool {
         let each = || self.0.iter().zip(&other.0);
         self.0.len() == other.0.len() && !self.is_dropped() && each().all(|(a, b)| a.same(b))
     }
@@ -123,7 +123,7 @@ impl Table {
         self.inputs.first().map_or(0, Samples::rows)
     }
 
-    pub(crate) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> TableIdentity {
         let mut parts = vec![];
         for samples in &self.inputs {
             match samples {
@@ -142,7 +142,7 @@ impl Table {
         parts.extend(self.targets.iter().map(|t| IdentityPart::Tensor(Arc::downgrade(t))));
         parts.extend(self.weights.iter().map(|w| IdentityPart::Floats(Arc::downgrade(w))));
         parts.extend(self.image.map(IdentityPart::Image));
-        Identity(parts)
+        TableIdentity(parts)
     }
 
     /// The columns in the order of a step's feeds. `ones` serves as weights if the table has none.

@@ -24,7 +24,7 @@ impl NestedModel {
 }
 
 /// A layer of the model: its path, its first weight in the wrapper, and the layer.
-struct NestedLayer {
+struct PlacedLayer {
     path: String,
     first: usize,
     layer: LayerHandle,
@@ -33,7 +33,7 @@ struct NestedLayer {
 /// Calls the layers of the model as sublayers.
 struct InWrapper<'a, 'b> {
     cx: &'a mut LayerContext<'b>,
-    places: Vec<NestedLayer>,
+    places: Vec<PlacedLayer>,
 }
 
 impl Caller for InWrapper<'_, '_> {
@@ -76,11 +76,11 @@ impl Layer for NestedModel {
     fn call(&self, cx: &mut LayerContext<'_>, _: &[NodeId]) -> Result<Outputs> {
         let inputs: Vec<Operand> =
             cx.arguments().positional_tensors().into_iter().copied().collect();
-        let mut places: Vec<NestedLayer> = vec![];
+        let mut places: Vec<PlacedLayer> = vec![];
         for (path, layer) in saving::layer_paths(&self.0) {
             if !places.iter().any(|place| place.layer.same(&layer)) {
                 let first = cx.declare_weights_of(&path, &layer)?;
-                places.push(NestedLayer { path, first, layer });
+                places.push(PlacedLayer { path, first, layer });
             }
         }
         let outputs = self.0.lower(&mut InWrapper { cx, places }, &inputs, "")?;

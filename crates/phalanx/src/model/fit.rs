@@ -444,8 +444,8 @@ impl Model {
     }
 
     /// Checks that all replicas hold the same weights, bit for bit.
-    pub fn check_mirrored(&self) -> Result<()> {
-        self.with_session("check_mirrored", |session| session.check_consistency())
+    pub fn check_consistency(&self) -> Result<()> {
+        self.with_session("check_consistency", |session| session.check_consistency())
     }
 
     /// Returns the time spent in each phase of all steps since `compile`.

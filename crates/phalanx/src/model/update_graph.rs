@@ -192,7 +192,7 @@ pub(crate) fn append(
     optimizer: &dyn Optimizer,
     scaling: Option<LossScale>,
 ) -> Result<Option<NodeId>> {
-    step.graph.set_scope(0);
+    step.graph.set_layer(0);
     let fed = Fed::declare(&mut step.graph, optimizer)?;
     let gradients = std::mem::take(&mut step.gradients);
     let update = Update { optimizer, weights: &state.weights, fed, scaling };

@@ -19,6 +19,12 @@ pub(super) struct OpContext<'a, 'b> {
     config: &'a Config,
 }
 
+/// The context of an op that is called.
+pub(super) type OpCall<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
+
+/// A node, or why the graph refuses it.
+pub(super) type GraphResult = phalanx_graph::Result<NodeId>;
+
 impl<'a, 'b> OpContext<'a, 'b> {
     pub fn new(
         cx: &'a mut LayerContext<'b>,

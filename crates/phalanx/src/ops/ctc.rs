@@ -1,6 +1,6 @@
 //! Connectionist temporal classification: the loss, and the labels of the most probable path.
 
-use super::context::OpContext;
+use super::context::{OpCall, OpContext};
 use super::ops;
 use crate::error::Result;
 use crate::layer::Outputs;
@@ -12,10 +12,8 @@ use phalanx_graph::ops::Binary;
 use phalanx_graph::{DType, NodeId, Op};
 use serde_json::Value;
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-
 /// A value with samples and `rank` other axes.
-fn samples(cx: Cx<'_, '_, '_>, name: &str, rank: usize) -> Result<NodeId> {
+fn samples(cx: OpCall<'_, '_, '_>, name: &str, rank: usize) -> Result<NodeId> {
     let x = cx.any_tensor(name)?;
     if !cx.is_rows(x) || cx.dims(x).len() != rank || cx.dims(x).contains(&0) {
         let expected = format!("a batch and {rank} more axes");
@@ -25,7 +23,7 @@ fn samples(cx: Cx<'_, '_, '_>, name: &str, rank: usize) -> Result<NodeId> {
 }
 
 /// The time steps and classes of predictions.
-fn predictions(cx: Cx<'_, '_, '_>, name: &str) -> Result<(NodeId, [usize; 2])> {
+fn predictions(cx: OpCall<'_, '_, '_>, name: &str) -> Result<(NodeId, [usize; 2])> {
     let x = samples(cx, name, 2)?;
     let x = cx.graph().cast(x, DType::F32)?;
     Ok((x, [cx.dims(x)[0], cx.dims(x)[1]]))
@@ -43,7 +41,7 @@ fn blank(cx: &OpContext<'_, '_>, classes: usize) -> Result<usize> {
     index.ok_or_else(|| cx.argument("mask_index", &format!("one of {classes} classes"), value))
 }
 
-fn ctc_loss(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn ctc_loss(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let labels = samples(cx, "target", 1)?;
     let (logits, [time, classes]) = predictions(cx, "output")?;
     let (count, steps) = (samples(cx, "target_length", 0)?, samples(cx, "output_length", 0)?);
@@ -60,7 +58,7 @@ fn ctc_loss(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 
 /// The most probable class of every step, without repetitions and blanks, filled up with -1; and minus the sum of their
 /// scores.
-fn ctc_decode(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn ctc_decode(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     match cx.option("strategy") {
         Value::Null => {}
         strategy if strategy == "greedy" => {}

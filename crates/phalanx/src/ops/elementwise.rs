@@ -1,6 +1,6 @@
 //! Elementwise functions and comparisons. Truth values are 0 and 1.
 
-use super::context::OpContext;
+use super::context::{GraphResult, OpCall};
 use super::ops;
 use crate::error::Result;
 use crate::layer::Outputs;
@@ -11,30 +11,27 @@ use phalanx_graph::{DType, Graph, NodeId, Op};
 use serde_json::Value;
 use std::f64::consts::{LN_2, LOG2_E, LOG10_E, PI};
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-type GraphResult = phalanx_graph::Result<NodeId>;
-
-fn unary(cx: Cx<'_, '_, '_>, function: Unary) -> Result<Outputs> {
+fn unary(cx: OpCall<'_, '_, '_>, function: Unary) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     Ok(cx.graph().unary(function, x)?.into())
 }
 
 /// A function of the argument `x`.
 pub(super) fn map(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     function: fn(&mut Graph, NodeId) -> GraphResult,
 ) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     Ok(function(cx.graph(), x)?.into())
 }
 
-fn binary(cx: Cx<'_, '_, '_>, function: Binary) -> Result<Outputs> {
+fn binary(cx: OpCall<'_, '_, '_>, function: Binary) -> Result<Outputs> {
     let [a, b] = cx.operands(["x1", "x2"])?;
     Ok(cx.graph().binary(function, a, b)?.into())
 }
 
 fn combine(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     function: fn(&mut Graph, NodeId, NodeId) -> GraphResult,
 ) -> Result<Outputs> {
     let [a, b] = cx.operands(["x1", "x2"])?;
@@ -193,7 +190,7 @@ fn erfinv(g: &mut Graph, x: NodeId) -> GraphResult {
     g.select(at_end, infinite, inside)
 }
 
-fn clip(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn clip(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let (low, high) = (cx.option("x_min"), cx.option("x_max"));
     let (Some(low), Some(high)) = (low.as_f64(), high.as_f64()) else {
@@ -202,13 +199,13 @@ fn clip(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(cx.graph().clamp(x, low, high)?.into())
 }
 
-fn choose(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn choose(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [condition, a, b] = cx.operands(["condition", "x1", "x2"])?;
     Ok(cx.graph().select(condition, a, b)?.into())
 }
 
 /// The choice of the first condition that is true, or the default.
-fn choose_first(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn choose_first(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut values = cx.tensors("condlist")?;
     let choices = cx.tensors("choicelist")?;
     let count = values.len();
@@ -228,7 +225,7 @@ fn choose_first(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// A number in the shape of `x`.
-fn like(cx: Cx<'_, '_, '_>, value: Option<f64>) -> Result<Outputs> {
+fn like(cx: OpCall<'_, '_, '_>, value: Option<f64>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
     let mut nodes = [x, x];
     nodes[1] = match value {
@@ -240,7 +237,7 @@ fn like(cx: Cx<'_, '_, '_>, value: Option<f64>) -> Result<Outputs> {
 }
 
 /// A value repeated to the shape of another, which it is aligned with.
-pub(super) fn spread_like(cx: Cx<'_, '_, '_>, value: NodeId, like: NodeId) -> Result<NodeId> {
+pub(super) fn spread_like(cx: OpCall<'_, '_, '_>, value: NodeId, like: NodeId) -> Result<NodeId> {
     let dims = cx.dims(like);
     let rows = cx.is_rows(like);
     let g = cx.graph();
@@ -249,7 +246,7 @@ pub(super) fn spread_like(cx: Cx<'_, '_, '_>, value: NodeId, like: NodeId) -> Re
 }
 
 /// Converts a value to an element type of Keras.
-fn converted(cx: Cx<'_, '_, '_>, x: NodeId, dtype: &Value) -> Result<NodeId> {
+fn converted(cx: OpCall<'_, '_, '_>, x: NodeId, dtype: &Value) -> Result<NodeId> {
     match dtype.as_str() {
         Some("float32" | "float16" | "bfloat16" | "float64") => {
             Ok(cx.graph().cast(x, DType::F32)?)
@@ -266,14 +263,14 @@ fn converted(cx: Cx<'_, '_, '_>, x: NodeId, dtype: &Value) -> Result<NodeId> {
     }
 }
 
-fn cast(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn cast(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
     let dtype = cx.option("dtype");
     Ok(converted(cx, x, &dtype)?.into())
 }
 
 /// Clamps a value to the range of an integer type and converts it.
-fn saturate_cast(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn saturate_cast(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.any_tensor("x")?;
     let dtype = cx.option("dtype");
     let range = match dtype.as_str() {
@@ -291,13 +288,13 @@ fn saturate_cast(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(converted(cx, x, &dtype)?.into())
 }
 
-fn stop_gradient(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn stop_gradient(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("variable")?;
     Ok(cx.graph().stop_gradient(x)?.into())
 }
 
 /// Rounds to a number of decimals.
-fn round(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn round(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let decimals = cx.number_or("decimals", 0.0)?.clamp(-38.0, 38.0);
     let factor = 10f64.powf(decimals);
@@ -309,7 +306,7 @@ fn round(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Replaces NaN and infinities.
-fn nan_to_num(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn nan_to_num(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let nan = cx.number_or("nan", 0.0)?;
     let high = cx.number_or("posinf", f64::from(f32::MAX))?;
@@ -329,7 +326,7 @@ fn nan_to_num(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// 1 where two values are as close as the tolerances allow.
-pub(super) fn is_close(cx: Cx<'_, '_, '_>) -> Result<NodeId> {
+pub(super) fn is_close(cx: OpCall<'_, '_, '_>) -> Result<NodeId> {
     let [a, b] = cx.operands(["x1", "x2"])?;
     let (relative, absolute) = (cx.number_or("rtol", 1e-5)?, cx.number_or("atol", 1e-8)?);
     let equal_nan = cx.flag("equal_nan");

@@ -1,6 +1,6 @@
 //! Fourier transforms. Complex values are pairs of real and imaginary parts, as in Keras.
 
-use super::context::OpContext;
+use super::context::{OpCall, OpContext};
 use super::ops;
 use crate::by_name::Named;
 use crate::error::Result;
@@ -9,10 +9,8 @@ use crate::signal::{Frames, SignalWindow, fit_last, fourier, inverse_real_fourie
 use phalanx_graph::NodeId;
 use serde_json::Value;
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-
 /// The real and imaginary parts of `x`, with at least `rank` axes besides the batch.
-fn complex(cx: Cx<'_, '_, '_>, rank: usize) -> Result<[NodeId; 2]> {
+fn complex(cx: OpCall<'_, '_, '_>, rank: usize) -> Result<[NodeId; 2]> {
     let parts = cx.tensors("x")?;
     let [real, imag] = parts[..] else {
         return Err(cx.argument("x", "a real and an imaginary part", parts.len()));
@@ -37,7 +35,7 @@ fn check_axes(cx: &OpContext<'_, '_>, x: NodeId, rank: usize) -> Result<()> {
 }
 
 /// The transform along the last two axes.
-fn fourier_2(cx: Cx<'_, '_, '_>, parts: [NodeId; 2]) -> Result<[NodeId; 2]> {
+fn fourier_2(cx: OpCall<'_, '_, '_>, parts: [NodeId; 2]) -> Result<[NodeId; 2]> {
     let mut parts = parts;
     for _ in 0..2 {
         let [real, imag] = fourier(cx.layer(), (parts[0], Some(parts[1])))?;
@@ -47,18 +45,18 @@ fn fourier_2(cx: Cx<'_, '_, '_>, parts: [NodeId; 2]) -> Result<[NodeId; 2]> {
     Ok(parts)
 }
 
-fn fft(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn fft(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [real, imag] = complex(cx, 1)?;
     Ok(fourier(cx.layer(), (real, Some(imag)))?.to_vec().into())
 }
 
-fn fft2(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn fft2(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let parts = complex(cx, 2)?;
     Ok(fourier_2(cx, parts)?.to_vec().into())
 }
 
 /// The inverse is the conjugate of the transform of the conjugate, divided by the number of elements.
-fn ifft2(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn ifft2(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [real, imag] = complex(cx, 2)?;
     let count: usize = cx.dims(real).iter().rev().take(2).product();
     let imag = cx.graph().neg(imag)?;
@@ -76,7 +74,7 @@ fn fft_length(cx: &OpContext<'_, '_>) -> Result<Option<usize>> {
     }
 }
 
-fn rfft(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn rfft(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.tensor("x")?;
     check_axes(cx, x, 1)?;
     if let Some(n) = fft_length(cx)? {
@@ -88,7 +86,7 @@ fn rfft(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(vec![fit_last(g, parts[0], bins)?, fit_last(g, parts[1], bins)?].into())
 }
 
-fn irfft(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn irfft(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let parts = complex(cx, 1)?;
     let bins = cx.layer().ty(parts[0]).last();
     let n = fft_length(cx)?.unwrap_or(2 * (bins - 1));
@@ -114,14 +112,14 @@ fn frames(cx: &OpContext<'_, '_>) -> Result<Frames> {
     })
 }
 
-fn stft(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn stft(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     check_axes(cx, x, 1)?;
     let frames = frames(cx)?;
     Ok(frames.transform(cx.layer(), x)?.to_vec().into())
 }
 
-fn istft(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn istft(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let parts = complex(cx, 2)?;
     let frames = frames(cx)?;
     let length = match cx.option("length") {

@@ -1,6 +1,6 @@
 //! Images: colours, filters, sizes, borders and patches.
 
-use super::context::OpContext;
+use super::context::{OpCall, OpContext};
 use super::ops;
 use super::window::Taps;
 use crate::error::Result;
@@ -11,8 +11,6 @@ use phalanx_graph::functions::layout::{PadMode, concat, pad, slice_steps};
 use phalanx_graph::{Graph, NodeId, Op};
 use serde_json::{Value, json};
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-
 /// The weights of red, green and blue in grey.
 const GREY: [f32; 3] = [0.2989, 0.587, 0.114];
 
@@ -21,12 +19,12 @@ const GREY: [f32; 3] = [0.2989, 0.587, 0.114];
 const MAX_SIDE: usize = 1 << 12;
 
 /// The images with their channels last, and whether they came first.
-pub(super) fn images(cx: Cx<'_, '_, '_>) -> Result<(NodeId, bool)> {
+pub(super) fn images(cx: OpCall<'_, '_, '_>) -> Result<(NodeId, bool)> {
     images_of(cx, "images")
 }
 
 /// The images of an argument.
-fn images_of(cx: Cx<'_, '_, '_>, name: &str) -> Result<(NodeId, bool)> {
+fn images_of(cx: OpCall<'_, '_, '_>, name: &str) -> Result<(NodeId, bool)> {
     let x = cx.tensor(name)?;
     let dims = cx.dims(x);
     if dims.len() != 3 || !cx.is_rows(x) || dims.contains(&0) {
@@ -42,14 +40,14 @@ fn images_of(cx: Cx<'_, '_, '_>, name: &str) -> Result<(NodeId, bool)> {
 }
 
 /// Moves the channels back.
-pub(super) fn restored(cx: Cx<'_, '_, '_>, y: NodeId, first: bool) -> Result<Outputs> {
+pub(super) fn restored(cx: OpCall<'_, '_, '_>, y: NodeId, first: bool) -> Result<Outputs> {
     if !first {
         return Ok(y.into());
     }
     Ok(cx.graph().push(Op::Transpose { perm: vec![2, 0, 1] }, &[y])?.into())
 }
 
-fn grayscale(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn grayscale(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let y = match cx.dims(x)[2] {
         1 => x,
@@ -66,7 +64,7 @@ fn grayscale(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 
 /// Changes the colour space of images with three channels.
 fn colours(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     change: fn(&mut Graph, NodeId) -> phalanx_graph::Result<NodeId>,
 ) -> Result<Outputs> {
     let (x, first) = images(cx)?;
@@ -120,7 +118,7 @@ impl Gaussian {
     }
 }
 
-fn gaussian_blur(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn gaussian_blur(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let sigma = numbers(cx, "sigma")?.unwrap_or_else(|| vec![1.0]);
     let sigma = match sigma[..] {
@@ -152,7 +150,7 @@ fn three(
 }
 
 /// Sobel's derivatives down and to the right, as a last axis. Outside of the images are zeros.
-fn sobel_edges(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn sobel_edges(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let dims = cx.dims(x);
     let g = cx.graph();
@@ -169,7 +167,7 @@ fn sobel_edges(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The structural similarity of images: one number for each pair.
-fn ssim(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn ssim(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let ((a, _), (b, _)) = (images_of(cx, "image1")?, images_of(cx, "image2")?);
     let dims = cx.dims(a);
     if cx.dims(b) != dims {
@@ -221,7 +219,7 @@ fn ssim(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(g.reshape(mean, &[])?.into())
 }
 
-fn resize(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn resize(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let [height, width] = cx.pair("size", 1, 1)?;
     let mut config = Config::new();
@@ -271,7 +269,7 @@ fn sides(
     Ok(out)
 }
 
-fn pad_images(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn pad_images(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let dims = cx.dims(x);
     let names = [
@@ -284,7 +282,7 @@ fn pad_images(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     restored(cx, y, first)
 }
 
-fn crop_images(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn crop_images(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let dims = cx.dims(x);
     let names = [
@@ -305,7 +303,7 @@ fn crop_images(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The windows of an image, each as the channels of one pixel.
-fn extract_patches(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn extract_patches(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (mut x, first) = images(cx)?;
     let size = cx.pair("size", 1, 1)?;
     let stride = if cx.option("strides").is_null() { size } else { cx.pair("strides", 1, 1)? };

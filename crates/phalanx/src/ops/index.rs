@@ -1,6 +1,6 @@
 //! Ops that select elements: slices, lookups, diagonals, differences, rotations.
 
-use super::context::OpContext;
+use super::context::{OpCall, OpContext};
 use super::layout::{counted_axis, permute, slice};
 use super::ops;
 use crate::error::Result;
@@ -11,8 +11,6 @@ use phalanx_graph::functions::math;
 use phalanx_graph::{DType, NodeId};
 use serde_json::Value;
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-
 /// The largest number of pieces that an op takes from an axis.
 const MAX_PIECES: usize = 4096;
 
@@ -22,7 +20,7 @@ fn class(item: &Value) -> Option<&str> {
 }
 
 /// `x[:, 1:3, 0]`: slices, whole numbers, new axes and one ellipsis.
-fn get_item(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn get_item(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.any_tensor("x")?;
     let mut key = match cx.passed("key") {
         Some(Argument::Plain(Value::Array(items))) => items.clone(),
@@ -161,7 +159,7 @@ fn starts(cx: &OpContext<'_, '_>, x: NodeId) -> Result<Vec<usize>> {
 }
 
 /// A box of elements.
-fn slice_box(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn slice_box(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.any_tensor("inputs")?;
     let starts = starts(cx, x)?;
     let shape = cx.integers("shape")?.unwrap_or_default();
@@ -185,7 +183,7 @@ fn slice_box(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Replaces a box of elements.
-fn slice_update(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn slice_update(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("inputs")?;
     let updates = cx.tensor("updates")?;
     let before = starts(cx, x)?;
@@ -205,7 +203,7 @@ fn slice_update(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Reverses axes.
-fn flip_axes(cx: Cx<'_, '_, '_>, axes: Option<Vec<i64>>) -> Result<Outputs> {
+fn flip_axes(cx: OpCall<'_, '_, '_>, axes: Option<Vec<i64>>) -> Result<Outputs> {
     let mut x = cx.tensor("x")?;
     let axes = axes.unwrap_or_else(|| (0..cx.rank(x) as i64).collect());
     for axis in axes {
@@ -216,7 +214,7 @@ fn flip_axes(cx: Cx<'_, '_, '_>, axes: Option<Vec<i64>>) -> Result<Outputs> {
 }
 
 /// Moves elements along axes; those that leave at one end enter at the other.
-fn roll(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn roll(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.tensor("x")?;
     let shifts = cx.integers("shift")?.unwrap_or_default();
     let axes = match cx.integers("axis")? {
@@ -241,7 +239,7 @@ fn roll(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(x.into())
 }
 
-fn shift(cx: Cx<'_, '_, '_>, x: NodeId, axis: usize, by: i64) -> Result<NodeId> {
+fn shift(cx: OpCall<'_, '_, '_>, x: NodeId, axis: usize, by: i64) -> Result<NodeId> {
     let size = cx.dims(x)[axis];
     let by = by.rem_euclid(size.max(1) as i64) as usize;
     if by == 0 {
@@ -253,7 +251,7 @@ fn shift(cx: Cx<'_, '_, '_>, x: NodeId, axis: usize, by: i64) -> Result<NodeId> 
 }
 
 /// Rotates the plane of two axes by quarter turns.
-fn rot90(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn rot90(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("array")?;
     let axes = cx.integers("axes")?.unwrap_or_else(|| vec![0, 1]);
     let [first, second] = axes[..] else {
@@ -285,7 +283,7 @@ fn rot90(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Differences of neighbours.
-fn diff(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn diff(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.tensor("a")?;
     let axis = cx.axis(x, -1)?;
     let times = cx.number_or("n", 1.0)?;
@@ -302,7 +300,7 @@ fn diff(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The area below points that are `dx` apart, or at the positions `x`.
-fn trapezoid(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn trapezoid(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let y = cx.tensor("y")?;
     let axis = cx.axis(y, -1)?;
     let size = cx.dims(y)[axis];
@@ -325,7 +323,7 @@ fn trapezoid(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The elements on one side of a diagonal of the last two axes; zeros elsewhere.
-fn triangle(cx: Cx<'_, '_, '_>, lower: bool) -> Result<Outputs> {
+fn triangle(cx: OpCall<'_, '_, '_>, lower: bool) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let k = cx.number_or("k", 0.0)?;
     let dims = cx.dims(x);
@@ -340,7 +338,7 @@ fn triangle(cx: Cx<'_, '_, '_>, lower: bool) -> Result<Outputs> {
 
 /// 1 where `column - row` is at most (`lower`) or at least `k`.
 pub(super) fn triangle_mask(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     rows: usize,
     columns: usize,
     k: f64,
@@ -353,7 +351,7 @@ pub(super) fn triangle_mask(
 }
 
 /// A diagonal of two axes, as the last axis.
-fn diagonal(cx: Cx<'_, '_, '_>) -> Result<NodeId> {
+fn diagonal(cx: OpCall<'_, '_, '_>) -> Result<NodeId> {
     let x = cx.tensor("x")?;
     let (rank, lead) = (cx.rank(x), usize::from(cx.is_rows(x)));
     let a = counted_axis(cx, "axis1", Some(0), rank)?;
@@ -384,7 +382,7 @@ fn diagonal(cx: Cx<'_, '_, '_>) -> Result<NodeId> {
     Ok(slice_steps(g, x, outer.len(), (start, count, step))?)
 }
 
-fn trace(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn trace(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = diagonal(cx)?;
     let mut dims = cx.dims(x);
     let axis = dims.len() - 1;
@@ -394,12 +392,12 @@ fn trace(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Positions as integers.
-fn positions(cx: Cx<'_, '_, '_>, name: &str) -> Result<NodeId> {
+fn positions(cx: OpCall<'_, '_, '_>, name: &str) -> Result<NodeId> {
     let index = cx.any_tensor(name)?;
     Ok(cx.graph().cast(index, DType::I32)?)
 }
 
-fn take_axis(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn take_axis(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let index = positions(cx, "indices")?;
     let (x, axis) = cx.axis_or_flat(x)?;
@@ -410,7 +408,7 @@ fn take_axis(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(take(cx.graph(), x, index, axis)?.into())
 }
 
-fn take_along_axis(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn take_along_axis(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let index = positions(cx, "indices")?;
     let (x, axis) = cx.axis_or_flat(x)?;
@@ -424,7 +422,7 @@ fn take_along_axis(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Pieces of the last axis, which may overlap.
-fn extract_sequences(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn extract_sequences(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let (len, stride) = (cx.size("sequence_length", 1)?, cx.size("sequence_stride", 1)?);
     let axis = cx.dim(x, -1)?;

@@ -1,15 +1,12 @@
 //! Functions of whole numbers: bits and divisors. Numbers are exact below 2²⁴, which [`exact`](super::exact) checks.
 
-use super::context::OpContext;
+use super::context::{GraphResult, OpCall};
 use super::ops;
 use crate::error::Result;
 use crate::layer::Outputs;
 use phalanx_graph::functions::math;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{DType, Graph, NodeId};
-
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-type GraphResult = phalanx_graph::Result<NodeId>;
 
 /// The bits of a number that is exact as a float, without its sign.
 const BITS: usize = 24;
@@ -19,7 +16,7 @@ const DIVISIONS: usize = 36;
 
 /// A function of two whole numbers.
 fn combine(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     [x, y]: [&str; 2],
     function: fn(&mut Graph, NodeId, NodeId) -> GraphResult,
 ) -> Result<Outputs> {
@@ -29,7 +26,7 @@ fn combine(
 }
 
 /// `-x - 1`: all bits are inverted.
-fn invert(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn invert(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let g = cx.graph();
     let y = g.neg(x)?;

@@ -1,7 +1,7 @@
 //! Linear algebra of small matrices: determinants, inverses, linear systems and Cholesky's factor. The elimination is part of the graph:
 //! every column of a matrix adds some nodes.
 
-use super::context::OpContext;
+use super::context::{GraphResult, OpCall};
 use super::ops;
 use crate::error::Result;
 use crate::layer::Outputs;
@@ -11,14 +11,11 @@ use phalanx_graph::functions::math;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op};
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-type GraphResult = phalanx_graph::Result<NodeId>;
-
 /// The largest matrix.
 const MAX_SIDE: usize = 64;
 
 /// A square matrix per sample and the length of its side.
-fn square(cx: Cx<'_, '_, '_>, name: &str) -> Result<(NodeId, usize)> {
+fn square(cx: OpCall<'_, '_, '_>, name: &str) -> Result<(NodeId, usize)> {
     let x = cx.tensor(name)?;
     match cx.dims(x)[..] {
         [.., rows, columns] if rows == columns && (1..=MAX_SIDE).contains(&rows) => Ok((x, rows)),
@@ -145,7 +142,7 @@ fn diagonal(g: &mut Graph, x: NodeId, n: usize) -> GraphResult {
 }
 
 /// The pivots of matrices, and the sign of their exchange: 1 or -1 each.
-fn pivots(cx: Cx<'_, '_, '_>, name: &str) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
+fn pivots(cx: OpCall<'_, '_, '_>, name: &str) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
     let (x, n) = square(cx, name)?;
     let lead = cx.dims(x)[..cx.dims(x).len() - 2].to_vec();
     let g = cx.graph();
@@ -162,7 +159,7 @@ fn pivots(cx: Cx<'_, '_, '_>, name: &str) -> Result<(Vec<NodeId>, Vec<NodeId>)> 
     Ok((values, signs))
 }
 
-fn det(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn det(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (values, signs) = pivots(cx, "a")?;
     let g = cx.graph();
     let mut product = g.scalar(1.0);
@@ -173,7 +170,7 @@ fn det(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The sign of the determinant and the logarithm of its size.
-fn sign_and_logarithm(cx: Cx<'_, '_, '_>) -> Result<[NodeId; 2]> {
+fn sign_and_logarithm(cx: OpCall<'_, '_, '_>) -> Result<[NodeId; 2]> {
     let (values, signs) = pivots(cx, "x")?;
     let g = cx.graph();
     let (mut sign, mut logarithm) = (g.scalar(1.0), g.scalar(0.0));
@@ -188,7 +185,7 @@ fn sign_and_logarithm(cx: Cx<'_, '_, '_>) -> Result<[NodeId; 2]> {
     Ok([sign, logarithm])
 }
 
-fn inv(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn inv(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, n) = square(cx, "a")?;
     let dims = cx.dims(x);
     let g = cx.graph();
@@ -200,7 +197,7 @@ fn inv(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The right side of a linear system: matrices with as many rows.
-fn right_side(cx: Cx<'_, '_, '_>, n: usize, a: NodeId) -> Result<NodeId> {
+fn right_side(cx: OpCall<'_, '_, '_>, n: usize, a: NodeId) -> Result<NodeId> {
     let mut b = cx.tensor("b")?;
     let (mut dims, of_a) = (cx.dims(b), cx.dims(a));
     if !cx.is_rows(b) && dims.len() == of_a.len() + 1 && dims[0] == 1 {
@@ -216,13 +213,13 @@ fn right_side(cx: Cx<'_, '_, '_>, n: usize, a: NodeId) -> Result<NodeId> {
     }
 }
 
-fn solve(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn solve(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (a, n) = square(cx, "a")?;
     let b = right_side(cx, n, a)?;
     Ok(gauss(cx.graph(), a, b, n)?.into())
 }
 
-fn solve_triangular(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn solve_triangular(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (a, n) = square(cx, "a")?;
     let b = right_side(cx, n, a)?;
     let lower = cx.flag("lower");
@@ -244,7 +241,7 @@ fn solve_triangular(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The triangular matrix whose product with its transpose is the symmetric part of a matrix.
-fn cholesky(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn cholesky(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let name = if cx.passed("a").is_some() { "a" } else { "x" };
     let (x, n) = square(cx, name)?;
     let upper = cx.flag("upper");

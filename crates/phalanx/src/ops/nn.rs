@@ -1,6 +1,6 @@
 //! Functions of neural networks: activations, crossentropies, normalisation and attention.
 
-use super::context::OpContext;
+use super::context::{OpCall, OpContext};
 use super::index::triangle_mask;
 use super::ops;
 use super::reduce::{Axes, mean, variance};
@@ -21,10 +21,8 @@ use phalanx_graph::{DType, Graph, NodeId, Op};
 use serde_json::Value;
 use std::f64::consts::{LOG10_E, PI};
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-
 /// An activation function without arguments.
-fn activation(cx: Cx<'_, '_, '_>, name: &str) -> Result<Outputs> {
+fn activation(cx: OpCall<'_, '_, '_>, name: &str) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let Some(function) = ActivationFn::from_name(name) else {
         return Err(crate::by_name::unknown_name::<ActivationFn>(name));
@@ -45,7 +43,7 @@ fn gelu_tanh(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     Ok(g.mul(half, inner)?)
 }
 
-fn gelu(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn gelu(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     match cx.option("approximate") {
         Value::Bool(false) => activation(cx, "gelu"),
         // `keras.ops.gelu` approximates by default, `keras.activations.gelu` does not.
@@ -57,7 +55,7 @@ fn gelu(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// `x` above the threshold, else the default value.
-fn threshold(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn threshold(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let (limit, value) = (cx.number_or("threshold", 0.0)?, cx.number_or("default_value", 0.0)?);
     let g = cx.graph();
@@ -67,7 +65,7 @@ fn threshold(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Softmax or its logarithm along an axis.
-fn softmax(cx: Cx<'_, '_, '_>, op: Op) -> Result<Outputs> {
+fn softmax(cx: OpCall<'_, '_, '_>, op: Op) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axis = cx.axis(x, -1)?;
     let x = swap_with_last(cx.layer(), x, axis)?;
@@ -77,7 +75,7 @@ fn softmax(cx: Cx<'_, '_, '_>, op: Op) -> Result<Outputs> {
 
 /// A function of an axis.
 fn along(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     function: fn(&mut Graph, NodeId, usize) -> Result<NodeId>,
 ) -> Result<Outputs> {
     let x = cx.tensor("x")?;
@@ -87,7 +85,7 @@ fn along(
 
 /// A function with a parameter.
 fn with_number(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     (name, default): (&str, f64),
     function: fn(&mut Graph, NodeId, f64) -> Result<NodeId>,
 ) -> Result<Outputs> {
@@ -96,7 +94,7 @@ fn with_number(
 }
 
 /// The one-hot encoding of integers along a new axis.
-fn encode(cx: Cx<'_, '_, '_>, name: &str) -> Result<NodeId> {
+fn encode(cx: OpCall<'_, '_, '_>, name: &str) -> Result<NodeId> {
     let x = cx.any_tensor(name)?;
     let depth = cx.size("num_classes", 1)?;
     let lead = usize::from(cx.is_rows(x));
@@ -116,7 +114,7 @@ fn encode(cx: Cx<'_, '_, '_>, name: &str) -> Result<NodeId> {
 }
 
 /// 1 for each class that occurs among the labels of a sample.
-fn multi_hot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn multi_hot(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let hot = encode(cx, "inputs")?;
     // Keras reduces the second axis.
     let axis = cx.dim(hot, 1)?;
@@ -130,7 +128,7 @@ fn multi_hot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The crossentropy of every element.
-fn binary_crossentropy(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn binary_crossentropy(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [target, output] = cx.operands(["target", "output"])?;
     let loss = BinaryCrossentropy::default().from_logits(cx.flag("from_logits"));
     let dims = cx.dims(output);
@@ -142,7 +140,7 @@ fn binary_crossentropy(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(g.reshape(y, &dims)?.into())
 }
 
-fn categorical_crossentropy(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn categorical_crossentropy(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [target, output] = cx.operands(["target", "output"])?;
     let loss = CategoricalCrossentropy::default().from_logits(cx.flag("from_logits"));
     let axis = cx.axis(output, -1)?;
@@ -155,7 +153,7 @@ fn categorical_crossentropy(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(loss.values(g, target, output)?.into())
 }
 
-fn sparse_categorical_crossentropy(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn sparse_categorical_crossentropy(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (target, output) = (cx.any_tensor("target")?, cx.tensor("output")?);
     let loss = SparseCategoricalCrossentropy::default().from_logits(cx.flag("from_logits"));
     let mut dims = cx.dims(output);
@@ -170,7 +168,7 @@ fn sparse_categorical_crossentropy(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// `20 log₁₀ max_val - 10 log₁₀ mean((x1 - x2)²)` over all elements and samples.
-fn psnr(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn psnr(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [a, b] = cx.operands(["x1", "x2"])?;
     let peak = cx.number_or("max_val", 1.0)?;
     let apart = cx.graph().sub(a, b)?;
@@ -186,7 +184,7 @@ fn psnr(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 
 /// A weight per channel, with size one on the other axes.
 fn per_channel(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     name: &str,
     x: NodeId,
     axes: &[usize],
@@ -211,7 +209,7 @@ fn norm_axes(cx: &OpContext<'_, '_>, x: NodeId) -> Result<Vec<usize>> {
 }
 
 /// `(x - mean) / √(variance + epsilon)`, or `x / √(mean(x²) + epsilon)`.
-fn standardize(cx: Cx<'_, '_, '_>, x: NodeId, axes: &[usize], rms: bool) -> Result<NodeId> {
+fn standardize(cx: OpCall<'_, '_, '_>, x: NodeId, axes: &[usize], rms: bool) -> Result<NodeId> {
     let epsilon = cx.number_or("epsilon", 1e-7)?;
     let last = cx.dims(x).len().checked_sub(1);
     let g = cx.graph();
@@ -235,7 +233,7 @@ fn standardize(cx: Cx<'_, '_, '_>, x: NodeId, axes: &[usize], rms: bool) -> Resu
     Ok(g.mul(centred, factor)?)
 }
 
-fn layer_norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn layer_norm(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     if cx.flag("rms_scaling") {
         return Err(cx.argument("rms_scaling", "false; use RMSNorm", true));
@@ -251,7 +249,7 @@ fn layer_norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(y.into())
 }
 
-fn rms_norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn rms_norm(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axes = norm_axes(cx, x)?;
     let y = standardize(cx, x, &axes, true)?;
@@ -266,7 +264,7 @@ fn rms_norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// `scale · (x - mean) / √(variance + epsilon) + offset` with given statistics.
-fn batch_norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn batch_norm(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axis = [cx.axis(x, -1)?];
     let epsilon = cx.number_or("epsilon", 1e-3)?;
@@ -292,7 +290,7 @@ fn batch_norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// A bias or mask of attention, with the axes heads, queries and keys.
-fn attention_term(cx: Cx<'_, '_, '_>, name: &str, heads: usize) -> Result<Option<NodeId>> {
+fn attention_term(cx: OpCall<'_, '_, '_>, name: &str, heads: usize) -> Result<Option<NodeId>> {
     let Some(mut x) = cx.optional(name)? else { return Ok(None) };
     if !cx.is_rows(x) && cx.dims(x).len() == 4 && cx.dims(x)[0] == 1 {
         let dims = cx.dims(x)[1..].to_vec();
@@ -307,7 +305,7 @@ fn attention_term(cx: Cx<'_, '_, '_>, name: &str, heads: usize) -> Result<Option
 }
 
 /// `softmax(query · key / √size + bias) · value` for every head.
-fn attention(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn attention(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [query, key, value] = cx.operands(["query", "key", "value"])?;
     let (q, k) = (cx.dims(query), cx.dims(key));
     let ([length, heads, size], [keys, groups, _]) = (&q[..], &k[..]) else {

@@ -1,6 +1,6 @@
 //! Products, norms and distances.
 
-use super::context::OpContext;
+use super::context::{GraphResult, OpCall, OpContext};
 use super::layout::slice;
 use super::ops;
 use super::reduce::{Axes, sum};
@@ -13,15 +13,12 @@ use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId};
 use serde_json::Value;
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-type GraphResult = phalanx_graph::Result<NodeId>;
-
-fn matmul(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn matmul(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (a, b) = (cx.tensor("x1")?, cx.tensor("x2")?);
     Ok(cx.graph().matmul(a, b)?.into())
 }
 
-fn einsum(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn einsum(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let operands = cx.positional()?;
     let subscripts = cx.option("subscripts");
     let Some(subscripts) = subscripts.as_str() else {
@@ -32,7 +29,11 @@ fn einsum(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 
 /// The product of two values summed over pairs of axes, which count the batch. The other axes remain, those of `a`
 /// first.
-fn contract(cx: Cx<'_, '_, '_>, [a, b]: [NodeId; 2], axes: &[(usize, usize)]) -> Result<Outputs> {
+fn contract(
+    cx: OpCall<'_, '_, '_>,
+    [a, b]: [NodeId; 2],
+    axes: &[(usize, usize)],
+) -> Result<Outputs> {
     let (left, right) = (cx.rank(a), cx.rank(b));
     if left + right > 52 {
         return Err(cx.argument("x1, x2", "at most 52 axes together", left + right));
@@ -51,7 +52,7 @@ fn contract(cx: Cx<'_, '_, '_>, [a, b]: [NodeId; 2], axes: &[(usize, usize)]) ->
 }
 
 /// `dot`: the sum over the last axis of `x1` and the last but one of `x2`.
-fn dot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn dot(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let pair = [cx.tensor("x1")?, cx.tensor("x2")?];
     match pair.map(|x| cx.rank(x)) {
         [0, _] | [_, 0] => Ok(cx.graph().mul(pair[0], pair[1])?.into()),
@@ -60,7 +61,7 @@ fn dot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// `inner`: the sum over the last axes of both.
-fn inner(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn inner(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let pair = [cx.tensor("x1")?, cx.tensor("x2")?];
     match pair.map(|x| cx.rank(x)) {
         [0, _] | [_, 0] => Ok(cx.graph().mul(pair[0], pair[1])?.into()),
@@ -69,7 +70,7 @@ fn inner(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// `outer`: all products of two vectors.
-fn outer(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn outer(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut pair = [cx.tensor("x1")?, cx.tensor("x2")?];
     for x in &mut pair {
         if cx.rank(*x) != 1 {
@@ -80,7 +81,7 @@ fn outer(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// `vdot`: the sum of all products.
-fn vdot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn vdot(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [a, b] = cx.operands(["x1", "x2"])?;
     let product = cx.graph().mul(a, b)?;
     let axes = Axes::read(cx, "axis", product)?;
@@ -88,7 +89,7 @@ fn vdot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(axes.finish(cx, y, false)?.into())
 }
 
-fn tensordot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn tensordot(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let pair = [cx.tensor("x1")?, cx.tensor("x2")?];
     let (left, right) = (cx.rank(pair[0]), cx.rank(pair[1]));
     let value = cx.option("axes");
@@ -119,7 +120,7 @@ fn tensordot(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The cross product of vectors with 2 or 3 components.
-fn cross(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn cross(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [a, b] = cx.operands(["x1", "x2"])?;
     let axes = [("axisa", a), ("axisb", b), ("axisc", a)].map(|(name, x)| {
         let common = cx.option("axis").as_i64();
@@ -151,7 +152,7 @@ fn cross(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The distances between the vectors of two lists.
-fn distances(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn distances(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [a, b] = cx.operands(["x", "y"])?;
     let (mut left, mut right) = (cx.dims(a), cx.dims(b));
     if left.len() < 2 || right.len() < 2 {
@@ -218,7 +219,7 @@ fn extreme(g: &mut Graph, x: NodeId, axes: &[usize], largest: bool) -> GraphResu
     if largest { max_axes(g, x, axes) } else { min_axes(g, x, axes) }
 }
 
-fn norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn norm(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axes = Axes::read(cx, "axis", x)?;
     let order = order(cx)?;
@@ -258,7 +259,7 @@ fn norm(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Divides by a norm, which counts as `epsilon` at least.
-fn normalize(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn normalize(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axis = if cx.option("axis").is_null() { Some(cx.dim(x, -1)?) } else { None };
     let axes = match axis {

@@ -1,6 +1,6 @@
 //! Reductions. Sums and means also span the batch; maxima and products do not.
 
-use super::context::OpContext;
+use super::context::{GraphResult, OpCall, OpContext};
 use super::{elementwise, ops};
 use crate::error::Result;
 use crate::layer::Outputs;
@@ -11,9 +11,6 @@ use phalanx_graph::functions::layout::repeat_rows;
 use phalanx_graph::functions::math;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{DType, Graph, GraphError, NodeId, Op, Scope};
-
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-type GraphResult = phalanx_graph::Result<NodeId>;
 
 /// The axes of a reduction.
 #[derive(Clone, Debug)]
@@ -46,7 +43,7 @@ impl Axes {
     }
 
     /// Removes the reduced axes, or keeps them with size one.
-    pub fn finish(&self, cx: Cx<'_, '_, '_>, y: NodeId, keep: bool) -> Result<NodeId> {
+    pub fn finish(&self, cx: OpCall<'_, '_, '_>, y: NodeId, keep: bool) -> Result<NodeId> {
         let mut dims = cx.dims(y);
         if keep {
             dims.splice(0..0, self.batch.then_some(1));
@@ -61,7 +58,7 @@ impl Axes {
 /// Appends a reduction over axes, which remain with size one.
 type Reduction = fn(&mut Graph, NodeId, &Axes) -> GraphResult;
 
-fn reduce(cx: Cx<'_, '_, '_>, reduction: Reduction) -> Result<Outputs> {
+fn reduce(cx: OpCall<'_, '_, '_>, reduction: Reduction) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axes = Axes::read(cx, "axis", x)?;
     let y = reduction(cx.graph(), x, &axes)?;
@@ -186,7 +183,7 @@ fn nan_extreme(g: &mut Graph, x: NodeId, axes: &Axes, largest: bool) -> GraphRes
 }
 
 /// The largest (or smallest) element, and at least (or at most) the option `initial`.
-fn extreme(cx: Cx<'_, '_, '_>, reduction: Reduction, bound: Binary) -> Result<Outputs> {
+fn extreme(cx: OpCall<'_, '_, '_>, reduction: Reduction, bound: Binary) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axes = Axes::read(cx, "axis", x)?;
     let mut y = reduction(cx.graph(), x, &axes)?;
@@ -201,7 +198,7 @@ fn extreme(cx: Cx<'_, '_, '_>, reduction: Reduction, bound: Binary) -> Result<Ou
 
 /// The index of the largest or smallest element along one axis.
 fn arg(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     function: fn(&mut Graph, NodeId, usize) -> GraphResult,
     nan: Option<f64>,
 ) -> Result<Outputs> {
@@ -219,7 +216,7 @@ fn arg(
 }
 
 /// The mean, weighted if the call has weights.
-fn average(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn average(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axes = Axes::read(cx, "axis", x)?;
     let y = match cx.optional("weights")? {
@@ -244,7 +241,7 @@ fn average(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(axes.finish(cx, y, false)?.into())
 }
 
-fn all_close(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn all_close(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let close = elementwise::is_close(cx)?;
     let axes = Axes::read(cx, "axis", close)?;
     let y = all(cx.graph(), close, &axes)?;
@@ -252,7 +249,7 @@ fn all_close(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Sums or products of the elements up to each one.
-fn accumulate(cx: Cx<'_, '_, '_>, product: bool, skip_nan: bool) -> Result<Outputs> {
+fn accumulate(cx: OpCall<'_, '_, '_>, product: bool, skip_nan: bool) -> Result<Outputs> {
     let mut x = cx.tensor("x")?;
     if skip_nan {
         x = without_nan(cx.graph(), x, if product { 1.0 } else { 0.0 })?;
@@ -262,7 +259,7 @@ fn accumulate(cx: Cx<'_, '_, '_>, product: bool, skip_nan: bool) -> Result<Outpu
 }
 
 /// Mean and variance.
-fn moments(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn moments(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axes = Axes::read(cx, "axes", x)?;
     let (center, spread) = (mean(cx.graph(), x, &axes)?, variance(cx.graph(), x, &axes)?);
@@ -271,7 +268,7 @@ fn moments(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The number of elements, those of all samples of the batch.
-fn size(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn size(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
     let each: usize = cx.dims(x).iter().product();
     let (batch, g) = (cx.is_rows(x), cx.graph());
@@ -285,7 +282,7 @@ fn size(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The number of axes.
-fn ndim(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn ndim(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.any_tensor("x")?;
     let rank = cx.rank(x);
     Ok(cx.graph().scalar(rank as f64).into())

@@ -1,6 +1,6 @@
 //! Evenly spaced numbers, powers and indices.
 
-use super::context::OpContext;
+use super::context::{GraphResult, OpCall};
 use super::ops;
 use crate::error::Result;
 use crate::layer::Outputs;
@@ -9,14 +9,11 @@ use phalanx_graph::functions::math;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{DType, Graph, NodeId};
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-type GraphResult = phalanx_graph::Result<NodeId>;
-
 /// The largest number of powers or of axes of an index.
 const MAX_PARTS: usize = 4096;
 
 /// Numbers from `start` to `stop` along a new axis, and their distance.
-fn spaced(cx: Cx<'_, '_, '_>, start: NodeId, stop: NodeId) -> Result<(NodeId, NodeId)> {
+fn spaced(cx: OpCall<'_, '_, '_>, start: NodeId, stop: NodeId) -> Result<(NodeId, NodeId)> {
     let num = if cx.option("num").is_null() { 50 } else { cx.size("num", 1)? };
     let endpoint = cx.option("endpoint") != false;
     let g = cx.graph();
@@ -43,14 +40,14 @@ fn spaced(cx: Cx<'_, '_, '_>, start: NodeId, stop: NodeId) -> Result<(NodeId, No
     Ok((g.add(first, offsets)?, step))
 }
 
-fn linspace(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn linspace(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [start, stop] = cx.operands(["start", "stop"])?;
     let (numbers, step) = spaced(cx, start, stop)?;
     Ok(if cx.flag("retstep") { vec![numbers, step].into() } else { numbers.into() })
 }
 
 /// Powers of a base with evenly spaced exponents.
-fn logspace(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn logspace(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [start, stop] = cx.operands(["start", "stop"])?;
     let base = cx.number_or("base", 10.0)?;
     let (exponents, _) = spaced(cx, start, stop)?;
@@ -59,7 +56,7 @@ fn logspace(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Numbers with equal ratios.
-fn geomspace(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn geomspace(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let [start, stop] = cx.operands(["start", "stop"])?;
     let g = cx.graph();
     let logarithm = |g: &mut Graph, x: NodeId| g.unary(Unary::Log, x);
@@ -69,7 +66,7 @@ fn geomspace(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The powers of a number per sample: its Vandermonde matrix.
-fn vander(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn vander(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     if cx.rank(x) != 1 {
         return Err(cx.argument("x", "one number per sample", format!("{} axes", cx.rank(x))));
@@ -94,7 +91,7 @@ fn vander(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The indices of each axis of a shape, from positions in the flattened value.
-fn unravel_index(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn unravel_index(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut rest = cx.tensor("indices")?;
     let shape = cx.integers("shape")?.unwrap_or_default();
     if shape.is_empty() || shape.len() > MAX_PARTS || shape.iter().any(|n| *n < 1) {

@@ -1,6 +1,6 @@
 //! Sorted elements: order, best elements, quantiles, and positions among sorted numbers.
 
-use super::context::OpContext;
+use super::context::{GraphResult, OpCall, OpContext};
 use super::ops;
 use super::reduce::{Axes, count_present};
 use crate::error::Result;
@@ -11,12 +11,9 @@ use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{DType, Graph, NodeId, Op};
 use serde_json::Value;
 
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
-type GraphResult = phalanx_graph::Result<NodeId>;
-
 /// A function of one axis. Without an axis, a value that is not rows is flattened.
 fn along(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     function: fn(&mut Graph, NodeId, usize) -> GraphResult,
 ) -> Result<Outputs> {
     let x = cx.tensor("x")?;
@@ -24,7 +21,7 @@ fn along(
     Ok(function(cx.graph(), x, axis)?.into())
 }
 
-fn best(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn best(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let k = cx.size("k", 1)?;
     let last = cx.dims(x).last().copied().unwrap_or(0);
@@ -35,7 +32,7 @@ fn best(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
     Ok(vec![values, positions].into())
 }
 
-fn in_top_k(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn in_top_k(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let targets = cx.any_tensor("targets")?;
     let scores = cx.tensor("predictions")?;
     let k = cx.size("k", 1)?;
@@ -45,7 +42,7 @@ fn in_top_k(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The positions of the `kth + 1` smallest elements in ascending order, then those of the others in their order.
-fn arg_partition(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn arg_partition(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let (x, axis) = match cx.option("axis").is_null() && cx.config_has("axis") {
         true => (cx.flat(x)?, 0),
@@ -113,7 +110,7 @@ fn fraction(cx: &OpContext<'_, '_>, largest: f64) -> Result<f64> {
 }
 
 /// A quantile over axes. NaN is an element that is larger than all others, or is left out.
-fn quantile(cx: Cx<'_, '_, '_>, q: f64, skip_nan: bool) -> Result<Outputs> {
+fn quantile(cx: OpCall<'_, '_, '_>, q: f64, skip_nan: bool) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let axes = Axes::read(cx, "axis", x)?;
     let method = method(cx)?;
@@ -181,7 +178,7 @@ fn between(g: &mut Graph, sorted: NodeId, at: NodeId, axis: usize, method: Metho
 
 /// How many sorted numbers are below each value, or not above it.
 fn positions(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     numbers: NodeId,
     values: NodeId,
     or_equal: bool,
@@ -204,19 +201,19 @@ fn positions(
     Ok(g.cast(count, DType::I32)?.into())
 }
 
-fn search_sorted(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn search_sorted(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (numbers, values) = (cx.tensor("sorted_sequence")?, cx.tensor("values")?);
     let right = cx.option("side") == "right";
     positions(cx, numbers, values, right)
 }
 
-fn digitize(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn digitize(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (values, bins) = (cx.tensor("x")?, cx.tensor("bins")?);
     positions(cx, bins, values, true)
 }
 
 /// 1 where an element of `x1` occurs in `x2`.
-fn is_in(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn is_in(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, numbers) = (cx.tensor("x1")?, cx.tensor("x2")?);
     let numbers = cx.flat(numbers)?;
     let invert = cx.flag("invert");

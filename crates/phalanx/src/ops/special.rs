@@ -1,11 +1,10 @@
 //! Special functions.
 
+use super::context::GraphResult;
 use super::elementwise::map;
 use super::ops;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId};
-
-type GraphResult = phalanx_graph::Result<NodeId>;
 
 /// Chebyshev coefficients of `e^-|x| I₀(x)` in `|x| / 2 - 2` for `|x|` up to 8, highest first (Cephes, single
 /// precision).

@@ -1,6 +1,6 @@
 //! Geometric maps of images, and values at computed coordinates.
 
-use super::context::OpContext;
+use super::context::{OpCall, OpContext};
 use super::image::{images, numbers, restored};
 use super::ops;
 use crate::by_name::Named;
@@ -12,8 +12,6 @@ use phalanx_graph::functions::image::{
 };
 use phalanx_graph::{NodeId, Op};
 use serde_json::Value;
-
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
 
 /// The largest side of an image that noise deforms: smoothing multiplies with a matrix of that size.
 const MAX_SIDE: usize = 1 << 12;
@@ -42,7 +40,7 @@ fn extension(cx: &OpContext<'_, '_>, default: &str) -> Result<Extension> {
 }
 
 /// An argument of `dims` for each sample, or for all of them.
-fn shaped(cx: Cx<'_, '_, '_>, name: &str, dims: &[usize]) -> Result<NodeId> {
+fn shaped(cx: OpCall<'_, '_, '_>, name: &str, dims: &[usize]) -> Result<NodeId> {
     let mut x = cx.tensor(name)?;
     let lead = [&[1], dims].concat();
     if !cx.is_rows(x) && cx.dims(x) == lead {
@@ -56,7 +54,7 @@ fn shaped(cx: Cx<'_, '_, '_>, name: &str, dims: &[usize]) -> Result<NodeId> {
 }
 
 /// Takes the pixel `(x, y)` from `((a0 x + a1 y + a2) / k, (b0 x + b1 y + b2) / k)` with `k = c0 x + c1 y + 1`.
-fn affine_transform(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn affine_transform(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let transform = shaped(cx, "transform", &[8])?;
     let (extension, linear) = (extension(cx, "constant")?, linear(cx)?);
@@ -72,7 +70,7 @@ fn affine_transform(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Moves four points of an image to four others.
-fn perspective_transform(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn perspective_transform(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let start = shaped(cx, "start_points", &[4, 2])?;
     let end = shaped(cx, "end_points", &[4, 2])?;
@@ -83,7 +81,7 @@ fn perspective_transform(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 
 /// Elements at coordinates along all axes. In Keras the batch is one of these axes, so values with a batch would mix
 /// their samples.
-fn coordinates(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn coordinates(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, at) = (cx.tensor("inputs")?, cx.tensor("coordinates")?);
     for (name, node) in [("inputs", x), ("coordinates", at)] {
         if cx.is_rows(node) {
@@ -112,7 +110,7 @@ fn coordinates(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Deforms images by smoothed noise, in training and in inference. Keras' `seed` is not used: the run's seed is.
-fn elastic_transform(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn elastic_transform(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, first) = images(cx)?;
     let (alpha, sigma) = (cx.number_or("alpha", 20.0)?, cx.number_or("sigma", 5.0)?);
     let [height, width] = [cx.dims(x)[0], cx.dims(x)[1]];
@@ -136,7 +134,7 @@ fn elastic_transform(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Resamples axes after moving their points `x` to `x · scale + translation`.
-fn scale_and_translate(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn scale_and_translate(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let mut x = cx.tensor("images")?;
     let (rank, lead) = (cx.rank(x), usize::from(cx.is_rows(x)));
     let axes = cx.integers("spatial_dims")?.unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Ops with windows: convolutions with given kernels, pooling, patches and blocks of pixels.
 
-use super::context::OpContext;
+use super::context::{OpCall, OpContext};
 use super::ops;
 use crate::activations::ActivationFn;
 use crate::by_name::ByName;
@@ -13,8 +13,6 @@ use phalanx_graph::functions::layout::{PadMode, concat, pad, slice_steps};
 use phalanx_graph::{NodeId, Op};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-
-type Cx<'a, 'b, 'c> = &'c mut OpContext<'a, 'b>;
 
 /// The largest number of elements of a window whose elements are taken one by one.
 const MAX_TAPS: usize = 4096;
@@ -60,7 +58,7 @@ impl<const N: usize> Options<N> {
 
 /// A kernel: the size of its window and its last two axes.
 fn kernel<const N: usize>(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     name: &str,
 ) -> Result<(NodeId, [usize; N], [usize; 2])> {
     let kernel = cx.tensor(name)?;
@@ -85,7 +83,7 @@ macro_rules! by_rank {
     }};
 }
 
-fn conv<const N: usize>(cx: Cx<'_, '_, '_>, x: NodeId) -> Result<Outputs> {
+fn conv<const N: usize>(cx: OpCall<'_, '_, '_>, x: NodeId) -> Result<Outputs> {
     let options = Options::<N>::read(cx)?;
     let (kernel, size, [depth, filters]) = kernel::<N>(cx, "kernel")?;
     let x = spatial::<N>(cx.layer(), &[x], &options.format)?;
@@ -101,7 +99,7 @@ fn conv<const N: usize>(cx: Cx<'_, '_, '_>, x: NodeId) -> Result<Outputs> {
 
 /// Convolves every channel with its own kernels.
 fn each_channel<const N: usize>(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     options: &Options<N>,
     x: NodeId,
     name: &str,
@@ -115,13 +113,13 @@ fn each_channel<const N: usize>(
     convolve::<N>(cx.layer(), geom, x.x, kernel, None)
 }
 
-fn depthwise_conv<const N: usize>(cx: Cx<'_, '_, '_>, x: NodeId) -> Result<Outputs> {
+fn depthwise_conv<const N: usize>(cx: OpCall<'_, '_, '_>, x: NodeId) -> Result<Outputs> {
     let options = Options::<N>::read(cx)?;
     let y = each_channel(cx, &options, x, "kernel")?;
     Ok(finish(cx.layer(), y, ActivationFn::Linear, &options.format)?.into())
 }
 
-fn separable_conv<const N: usize>(cx: Cx<'_, '_, '_>, x: NodeId) -> Result<Outputs> {
+fn separable_conv<const N: usize>(cx: OpCall<'_, '_, '_>, x: NodeId) -> Result<Outputs> {
     let options = Options::<N>::read(cx)?;
     let y = each_channel(cx, &options, x, "depthwise_kernel")?;
     let (pointwise, size, [channels, filters]) = kernel::<N>(cx, "pointwise_kernel")?;
@@ -136,7 +134,7 @@ fn separable_conv<const N: usize>(cx: Cx<'_, '_, '_>, x: NodeId) -> Result<Outpu
 }
 
 /// Pooling by the layer of the same config.
-fn pool(cx: Cx<'_, '_, '_>, classes: [&str; 3], keys: &[&str]) -> Result<Outputs> {
+fn pool(cx: OpCall<'_, '_, '_>, classes: [&str; 3], keys: &[&str]) -> Result<Outputs> {
     let x = cx.tensor("inputs")?;
     let n = cx.dims(x).len();
     let Some(class) = n.checked_sub(2).and_then(|i| classes.get(i)) else {
@@ -190,7 +188,7 @@ impl Taps {
     /// The element at one position of every window. `axis` is that of the height.
     pub fn take(
         &self,
-        cx: Cx<'_, '_, '_>,
+        cx: OpCall<'_, '_, '_>,
         x: NodeId,
         axis: usize,
         (at, counts): ([usize; 2], [usize; 2]),
@@ -214,7 +212,7 @@ fn taps(cx: &OpContext<'_, '_>) -> Result<(Taps, [usize; 2])> {
 }
 
 /// The windows of an image with channels first, as columns.
-fn unfold(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn unfold(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let (taps, [down, right]) = taps(cx)?;
     let dims = cx.dims(x);
@@ -236,7 +234,7 @@ fn unfold(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// The image with channels first whose windows are the columns; windows that overlap are added.
-fn fold(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn fold(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let (taps, [down, right]) = taps(cx)?;
     let [height, width] = cx.pair("output_size", 1, 1)?;
@@ -292,7 +290,7 @@ fn image(cx: &OpContext<'_, '_>, x: NodeId) -> Result<([usize; 3], bool)> {
 }
 
 /// Moves blocks of channels to blocks of pixels.
-fn depth_to_space(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn depth_to_space(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let n = cx.size("block_size", 1)?;
     let (dims, first) = image(cx, x)?;
@@ -310,7 +308,7 @@ fn depth_to_space(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 /// Moves blocks of pixels to blocks of channels.
-fn space_to_depth(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
+fn space_to_depth(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let x = cx.tensor("x")?;
     let n = cx.size("block_size", 1)?;
     let (dims, first) = image(cx, x)?;
@@ -328,7 +326,7 @@ fn space_to_depth(cx: Cx<'_, '_, '_>) -> Result<Outputs> {
 }
 
 fn blocks_moved(
-    cx: Cx<'_, '_, '_>,
+    cx: OpCall<'_, '_, '_>,
     x: NodeId,
     apart: &[usize],
     perm: [usize; 5],

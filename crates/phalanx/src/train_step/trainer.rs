@@ -350,8 +350,8 @@ impl Trainer {
     ///
     /// # Errors
     /// If they do not.
-    pub fn check_mirrored(&self) -> Result<()> {
-        self.model.check_mirrored()
+    pub fn check_consistency(&self) -> Result<()> {
+        self.model.check_consistency()
     }
 
     /// Returns the time spent in each phase of all steps since `compile`.

@@ -92,7 +92,7 @@ fn check_circle(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(&str) -
         }
         let kernel = model.get_weights().unwrap().remove(0);
         assert_close(&format!("{what}: kernel"), kernel.f32().unwrap(), &after, 1e-4);
-        model.check_mirrored().unwrap();
+        model.check_consistency().unwrap();
         count += 1;
     }
     assert!(count > 0);
@@ -187,7 +187,7 @@ fn outcome(network: Network, strategy: MirroredStrategy) -> Vec<f32> {
     }
     let logs = model.evaluate_with(samples(17), Inference::new().batch_size(13)).unwrap();
     numbers.push(logs.get("loss").unwrap() as f32);
-    model.check_mirrored().unwrap();
+    model.check_consistency().unwrap();
     let weights = model.get_weights().unwrap();
     numbers.extend(weights.iter().flat_map(|w| w.f32().unwrap().to_vec()));
     numbers

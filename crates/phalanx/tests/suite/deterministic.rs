@@ -39,7 +39,7 @@ fn outcome(replicas: usize, threads: usize, optimizer: Box<dyn Optimizer>) -> (S
     let mut model = compiled(strategy, optimizer);
     let fit = Fit::new().epochs(3).batch_size(35).verbose(0).validation_split(0.1);
     let history = model.fit(data(100), fit).unwrap();
-    model.check_mirrored().unwrap();
+    model.check_consistency().unwrap();
     (model.weights_sha256().unwrap(), format!("{:?}", history.values))
 }
 

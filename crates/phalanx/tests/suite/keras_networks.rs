@@ -199,7 +199,7 @@ impl Network<'_> {
         let of_output = self.close("output", output.f32().unwrap(), expected, Scale::of(expected));
         let of_grads = self.check_gradients(&mut model);
         let [of_losses, of_weights, of_final] = self.check_training(&mut model);
-        model.check_mirrored().unwrap();
+        model.check_consistency().unwrap();
         println!(
             "{} on {} replica(s): output {of_output:.1e}, gradients {of_grads:.1e}, losses \
              {of_losses:.1e}, weights {of_weights:.1e}, final output {of_final:.1e}",

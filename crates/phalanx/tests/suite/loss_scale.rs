@@ -33,7 +33,7 @@ fn check(case: &Case<'_>, strategy: MirroredStrategy) {
         let scale = trainer.0.loss_scale().expect("compiled").expect("scaled");
         assert_eq!(scale, f64::from(case.f32(&format!("scale/{step}"))[0]), "{}", what(step));
     }
-    trainer.0.check_mirrored().expect("equal replicas");
+    trainer.0.check_consistency().expect("equal replicas");
 }
 
 #[test]

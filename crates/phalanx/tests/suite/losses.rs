@@ -301,7 +301,7 @@ fn train(strategy: MirroredStrategy, loss: Box<dyn Loss>, x: &Tensor, y: &Tensor
     for _ in 0..3 {
         numbers.push(model.train_on_batch(x, y).unwrap().get("loss").unwrap() as f32);
     }
-    model.check_mirrored().unwrap();
+    model.check_consistency().unwrap();
     let weights = model.get_weights().unwrap();
     numbers.extend(weights.iter().flat_map(|w| w.f32().unwrap().to_vec()));
     numbers

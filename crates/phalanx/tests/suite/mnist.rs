@@ -35,7 +35,7 @@ fn the_perceptron_reads_97_of_100_digits_after_two_epochs() {
         println!("{replicas} replica(s): {logs:?}, validation {:?}", history.get("val_accuracy"));
         assert_eq!(logs[1].0, "accuracy");
         assert!(logs[1].1 >= 0.97, "{replicas} replica(s): test accuracy {}", logs[1].1);
-        model.check_mirrored().unwrap();
+        model.check_consistency().unwrap();
     }
 }
 

@@ -59,7 +59,7 @@ fn train(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Outcome> {
     let (x, y) = data();
     let fit = Fit::new().epochs(3).batch_size(7).verbose(0);
     let history = model.fit((&x, &y), fit.validation_data((&x, &y)))?;
-    model.check_mirrored()?;
+    model.check_consistency()?;
     let losses = ["loss", "val_loss"].iter().flat_map(|n| history.get(n).unwrap().to_vec());
     let plan = model.own_memory_plan(StepKind::Train, 7)?;
     Ok(Outcome {

@@ -49,7 +49,7 @@ fn batches_of_any_shape_match_keras() {
             let d = difference_to_scale(&losses, expected);
             assert!(d < 1e-4, "{} on {replicas}: {losses:?}, expected {expected:?}", case.name);
             check(&model, "after", 1e-4);
-            model.check_mirrored().unwrap();
+            model.check_consistency().unwrap();
         }
     }
 }

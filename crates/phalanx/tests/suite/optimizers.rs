@@ -33,7 +33,7 @@ fn check(case: &Case<'_>, strategy: MirroredStrategy) {
             close(format!("step {step}, weight {i}"), weight, &format!("after/{step}/{i}"));
         }
     }
-    trainer.0.check_mirrored().expect("equal replicas");
+    trainer.0.check_consistency().expect("equal replicas");
     if case.find("ema/0").is_some() {
         // At the end of training the average replaces the weights.
         let x = (Tensor::zeros([1, 4]), Tensor::zeros([1, 3]));

@@ -120,7 +120,7 @@ fn training_is_that_of_one_device_for_every_remainder() {
                 let mut model = classifier(strategy);
                 let fit = || Fit::new().epochs(2).batch_size(batch).verbose(0);
                 let history = model.fit(samples(rows), fit()).unwrap();
-                model.check_mirrored().unwrap();
+                model.check_consistency().unwrap();
                 let logs: Vec<(String, f64)> = ["loss", "accuracy"]
                     .iter()
                     .flat_map(|n| history.get(n).unwrap().iter().map(|v| (n.to_string(), *v)))
@@ -262,7 +262,7 @@ fn batch_norm_has_the_statistics_of_its_replica_and_moves_by_their_mean() {
         let weights = model.get_weights().unwrap();
         close("moving mean", &weights[2], mean);
         close("moving variance", &weights[3], variance);
-        model.check_mirrored().unwrap();
+        model.check_consistency().unwrap();
     }
 }
 
@@ -335,7 +335,7 @@ fn accumulated_batches_make_the_update_of_one_large_batch() {
             b.fit(data(), fit(large)).unwrap();
             let what = format!("{accumulate} batches of 3 on {strategy:?}");
             assert_same_weights(&what, &a, &b, 1e-6);
-            a.check_mirrored().unwrap();
+            a.check_consistency().unwrap();
         }
     }
 }

@@ -50,7 +50,7 @@ fn outcome(
     let (x, y) = data();
     let fit = Fit::new().epochs(2).batch_size(9).verbose(0);
     let history = model.fit((&x, &y), fit.validation_data((&x, &y)))?;
-    model.check_mirrored()?;
+    model.check_consistency()?;
     let evaluated = model.evaluate_with((&x, &y), Inference::new().verbose(0))?.to_string();
     let predicted = model.predict(&x)?;
     let bits = predicted.f32().unwrap().iter().map(|v| v.to_bits()).collect();

@@ -116,7 +116,7 @@ fn replicas_and_remainders_give_the_losses_and_gradients_of_one_device() {
         let first = gan.gradients(&x).unwrap();
         let fit = Fit::new().epochs(3).batch_size(5).verbose(0).validation_data(samples(7));
         let history = gan.fit(&x, fit).unwrap();
-        gan.check_mirrored().unwrap();
+        gan.check_consistency().unwrap();
         let names = ["d_loss", "g_loss", "variance", "val_d_loss", "val_g_loss"];
         let losses: Vec<f64> =
             names.iter().flat_map(|n| history.get(n).unwrap().to_vec()).collect();
@@ -474,7 +474,7 @@ fn gradients_that_are_applied_train_as_the_step_does() {
             let gradients = applied.gradients(&x, &y).unwrap();
             applied.apply_gradients(&gradients).unwrap();
         }
-        applied.check_mirrored().unwrap();
+        applied.check_consistency().unwrap();
         let weights = |model: &Model| model.get_weights().unwrap();
         for (a, b) in weights(&stepped).iter().zip(&weights(&applied)) {
             assert!(difference_to_scale(a.f32().unwrap(), b.f32().unwrap()) < 1e-4);

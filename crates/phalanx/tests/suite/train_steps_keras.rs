@@ -100,7 +100,7 @@ fn check_gan(case: &Case<'_>, strategy: MirroredStrategy, what: &str) {
         }
     }
     check_weights(case, "after", &gan.weights(), 1e-4, what);
-    gan.trainer.check_mirrored().unwrap();
+    gan.trainer.check_consistency().unwrap();
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn losses_that_layers_add_match_keras() {
         }
         let weights = [e.get_weights().unwrap(), d.get_weights().unwrap()].concat();
         check_weights(&case, "after", &weights, 1e-4, &what);
-        trainer.check_mirrored().unwrap();
+        trainer.check_consistency().unwrap();
     }
 }
 

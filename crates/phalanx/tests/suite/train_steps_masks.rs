@@ -83,7 +83,7 @@ impl Masked {
             let apart = difference_to_scale(w.f32().unwrap(), e.f32().unwrap());
             assert!(apart < 5e-5, "{what}: weight {i}: {apart:.1e}");
         }
-        self.trainer.check_mirrored().unwrap();
+        self.trainer.check_consistency().unwrap();
     }
 }
 

@@ -64,7 +64,7 @@ fn train(
     let arguments = || Inference::new().batch_size(batch);
     let logs = model.evaluate_with((&x, &y), arguments())?;
     let outputs = model.predict_with(&x, arguments())?;
-    model.check_mirrored()?;
+    model.check_consistency()?;
     let losses = ["loss", "val_loss", "accuracy"]
         .iter()
         .flat_map(|name| history.get(name).unwrap().to_vec());
@@ -118,7 +118,7 @@ fn train_pairs(strategy: impl Into<MultiWorkerMirroredStrategy>, n: usize) -> Re
     let data = Pipeline::from_tensor_slices((x, Tensor::new([n, 3], y)?))?;
     let data = data.shuffle(n)?.batch(7, false)?.cut_mix(1.0)?.mix_up(0.3)?.prefetch(2);
     let mixed = model.fit(data, fit())?;
-    model.check_mirrored()?;
+    model.check_consistency()?;
     Ok(format!("{} {:?} {:?}", model.weights_sha256()?, history.values, mixed.values))
 }
 
@@ -168,7 +168,7 @@ fn train_scaled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<(Vec
     weights[41] = 1e12;
     let fit = Fit::new().epochs(6).batch_size(16).verbose(0).sample_weight(weights);
     let history = model.fit((&x, &y), fit)?;
-    model.check_mirrored()?;
+    model.check_consistency()?;
     let logs = [history.get("loss").unwrap(), history.get("loss_scale").unwrap()].concat();
     Ok((logs, model.weights_sha256()?))
 }
@@ -293,7 +293,7 @@ fn gradients_reduced_during_backward_are_bit_identical() {
         assert!(buckets > 2, "{buckets} buckets");
         let (x, y) = samples(37);
         model.fit((&x, &y), Fit::new().batch_size(16).epochs(2).verbose(0))?;
-        model.check_mirrored()?;
+        model.check_consistency()?;
         model.weights_sha256()
     };
     let alone = MultiWorkerMirroredStrategy::from(MirroredStrategy::cpus(1).unwrap());

@@ -132,7 +132,7 @@ struct Group {
 }
 
 /// A GPU's membership in a group.
-pub struct Link {
+pub struct Membership {
     group: Arc<Group>,
     rank: usize,
 }
@@ -345,13 +345,13 @@ impl Drop for Group {
 pub fn join(
     contexts: Vec<Context>,
     assignment: Option<RankAssignment>,
-) -> std::result::Result<Vec<Link>, JoinError> {
+) -> std::result::Result<Vec<Membership>, JoinError> {
     let ranks = 0..contexts.len();
     let group = Arc::new(Group::new(contexts, assignment)?);
-    Ok(ranks.map(|rank| Link { group: group.clone(), rank }).collect())
+    Ok(ranks.map(|rank| Membership { group: group.clone(), rank }).collect())
 }
 
-impl Link {
+impl Membership {
     /// The communicator and its lock. Fails if it was aborted.
     fn comm(&self) -> Result<(MutexGuard<'_, Option<Comm>>, sys::Comm)> {
         let member = &self.group.members[self.rank];

@@ -1,4 +1,4 @@
-//! NCCL: all-reduces of GPUs ([`communicator`](Link)), and a transport for processes that reach each other only
+//! NCCL: all-reduces of GPUs ([`communicator`](Membership)), and a transport for processes that reach each other only
 //! through their GPUs. Messages are staged in device memory and sent over a separate communicator with one GPU per
 //! process. The all-reduces of a step may be in flight on their own communicator at the same time: all processes
 //! start both in the same order, and a GPU can run both at once.
@@ -6,7 +6,7 @@
 mod communicator;
 mod sys;
 
-pub use communicator::{DataType, JoinError, Link, Reduction, join, make_id};
+pub use communicator::{DataType, JoinError, Membership, Reduction, join, make_id};
 
 use super::{DeviceTransport, Transport, max_piece};
 use crate::error::{Error, PeerError};
@@ -47,7 +47,7 @@ fn failed(gpu: usize, failure: Failure) -> Error {
 
 /// A process that communicates through a GPU.
 struct NcclTransport {
-    link: Link,
+    link: Membership,
     outgoing: DeviceBuffer,
     incoming: DeviceBuffer,
     /// Bytes reserved for each rank.

@@ -16,7 +16,7 @@ pub fn localize(step: Step, parts: usize) -> Result<Step> {
     l.params(&step.graph);
     for id in step.graph.ids().filter(|id| live[id.index()]) {
         let node = step.graph.node(id);
-        l.r.graph.set_scope(node.scope);
+        l.r.graph.set_layer(node.layer);
         let inputs: Vec<NodeId> = node.inputs.iter().map(|x| l.r.get(*x)).collect();
         let only_use = |x: NodeId| uses[x.index()] == 1;
         let new = l.node(&step.graph, node, &inputs, only_use)?;

@@ -34,7 +34,7 @@ pub fn partition(step: Step, parts: usize) -> Result<Step> {
     let deferring = sums_deferred(&step, &live);
     for id in step.graph.ids().filter(|id| live[id.index()]) {
         let node = step.graph.node(id);
-        p.graph.set_scope(node.scope);
+        p.graph.set_layer(node.layer);
         let inputs = node.inputs.iter().map(|x| p.map[x.index()].expect("operands come first"));
         let inputs = inputs.collect::<Vec<_>>();
         let mut new = p.node(node, inputs)?;
@@ -123,7 +123,7 @@ impl Partitioner {
             ModelSpace::Partitioned(axis) => {
                 if let Some(param) = self.parameter(x) {
                     let name = shown(&self.graph.params()[param.index()].name);
-                    let layer = self.graph.scope_name(x).to_string();
+                    let layer = self.graph.layer_name(x).to_string();
                     let expected = "an axis that its ops can work on in parts";
                     let received = format!("one that layer '{}' needs whole", shown(&layer));
                     let what = format!("axis {axis} of '{name}'");
@@ -300,7 +300,7 @@ impl Partitioner {
         let mut found: Vec<NodeId> = vec![];
         for (node, wanted) in roots {
             let new = self.map[node.index()].expect("roots are live");
-            self.graph.set_scope(step.graph.node(node).scope);
+            self.graph.set_layer(step.graph.node(node).layer);
             found.push(self.converted(new, wanted)?);
         }
         let mut found = found.into_iter();

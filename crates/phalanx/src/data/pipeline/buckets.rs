@@ -2,7 +2,7 @@
 
 use super::epoch_context::{EpochContext, Item, PartialBatch, rows_of};
 use super::padding::Padding;
-use super::{Cardinality, Element, Elements, Pipeline, Step};
+use super::{Cardinality, Element, Elements, Pipeline, PipelineStep};
 use crate::data::LocalShard;
 use crate::error::{Error, Result};
 use crate::model::Shape;
@@ -146,11 +146,11 @@ impl Pipeline {
 }
 
 struct BucketStep {
-    inner: Arc<dyn Step>,
+    inner: Arc<dyn PipelineStep>,
     buckets: Buckets,
 }
 
-impl Step for BucketStep {
+impl PipelineStep for BucketStep {
     fn cardinality(&self) -> Cardinality {
         match self.inner.cardinality() {
             Cardinality::Known(0) => Cardinality::Known(0),

@@ -2,7 +2,7 @@
 
 use super::epoch_context::{EpochContext, Item};
 use super::worker_cache_file::{WorkerCacheFile, decode, encode};
-use super::{Cardinality, Elements, Step};
+use super::{Cardinality, Elements, PipelineStep};
 use crate::data::LocalShard;
 use crate::error::{Error, Result};
 use crate::saving::{AtomicFile, open_file};
@@ -16,7 +16,7 @@ type ShardStore = (Option<Arc<LocalShard>>, Arc<Mutex<Stored>>);
 /// Elements by index, in memory or in a file per worker. A pass produces the elements that are missing,
 /// exactly as the first pass would have.
 pub(super) struct Cache {
-    inner: Arc<dyn Step>,
+    inner: Arc<dyn PipelineStep>,
     /// Prefix of the workers' file names.
     file: Option<PathBuf>,
     /// Whether elements depend on the pass that produced them.
@@ -73,7 +73,7 @@ impl Store {
 }
 
 impl Cache {
-    pub fn in_memory(inner: Arc<dyn Step>, shuffled: bool) -> Cache {
+    pub fn in_memory(inner: Arc<dyn PipelineStep>, shuffled: bool) -> Cache {
         Cache { inner, file: None, shuffled, stored: Mutex::default() }
     }
 
@@ -100,7 +100,7 @@ impl Cache {
     }
 }
 
-impl Step for Cache {
+impl PipelineStep for Cache {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }
@@ -194,13 +194,13 @@ pub(super) struct FileCache {
 }
 
 impl FileCache {
-    pub fn new(inner: Arc<dyn Step>, path: PathBuf, shuffled: bool) -> FileCache {
+    pub fn new(inner: Arc<dyn PipelineStep>, path: PathBuf, shuffled: bool) -> FileCache {
         let file = Some(path.clone());
         FileCache { path, worker_caches: Cache { inner, file, shuffled, stored: Mutex::default() } }
     }
 }
 
-impl Step for FileCache {
+impl PipelineStep for FileCache {
     fn cardinality(&self) -> Cardinality {
         self.worker_caches.cardinality()
     }

@@ -1,7 +1,7 @@
 //! Elements from a user's vector or iterator, and assertions about their number.
 
 use super::epoch_context::{EpochContext, Item};
-use super::{Cardinality, Element, Elements, Step};
+use super::{Cardinality, Element, Elements, PipelineStep};
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ pub(super) struct InMemoryElements {
     pub elements: Arc<Vec<Vec<Arc<Tensor>>>>,
 }
 
-impl Step for InMemoryElements {
+impl PipelineStep for InMemoryElements {
     fn cardinality(&self) -> Cardinality {
         Cardinality::Known(self.elements.len())
     }
@@ -54,7 +54,7 @@ pub(super) struct Generator {
     pub open: Arc<dyn Fn() -> Result<Iter> + Send + Sync>,
 }
 
-impl Step for Generator {
+impl PipelineStep for Generator {
     fn cardinality(&self) -> Cardinality {
         Cardinality::Unknown
     }
@@ -87,11 +87,11 @@ impl Elements for GeneratorElements {
 
 /// The elements of another step, whose number must be `count`.
 pub(super) struct AssertCardinality {
-    pub inner: Arc<dyn Step>,
+    pub inner: Arc<dyn PipelineStep>,
     pub count: usize,
 }
 
-impl Step for AssertCardinality {
+impl PipelineStep for AssertCardinality {
     fn cardinality(&self) -> Cardinality {
         Cardinality::Known(self.count)
     }

@@ -2,7 +2,7 @@
 //! Random numbers depend on the seed, the epoch and the batch alone. Every worker produces full batches.
 
 use super::epoch_context::{EpochContext, Item};
-use super::{Cardinality, Element, Elements, Pipeline, Step};
+use super::{Cardinality, Element, Elements, Pipeline, PipelineStep};
 use crate::error::{Error, Result};
 use crate::layers::Factor;
 use phalanx_graph::Tensor;
@@ -77,12 +77,12 @@ impl Pipeline {
 }
 
 struct Mix {
-    inner: Arc<dyn Step>,
+    inner: Arc<dyn PipelineStep>,
     name: &'static str,
     mixture: Mixture,
 }
 
-impl Step for Mix {
+impl PipelineStep for Mix {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }

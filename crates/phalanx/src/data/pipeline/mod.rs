@@ -39,7 +39,7 @@ pub enum Cardinality {
 }
 
 /// A step of a pipeline.
-trait Step: Send + Sync {
+trait PipelineStep: Send + Sync {
     fn cardinality(&self) -> Cardinality;
 
     fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>>;
@@ -90,7 +90,7 @@ trait Elements: Send {
 /// ```
 #[derive(Clone)]
 pub struct Pipeline {
-    step: Arc<dyn Step>,
+    step: Arc<dyn PipelineStep>,
     /// Samples in the largest batch, once the pipeline is batched.
     batch: Option<usize>,
     /// Samples per epoch, if known.

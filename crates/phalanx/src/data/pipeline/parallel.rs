@@ -1,7 +1,7 @@
 //! Pipeline steps that run on background threads.
 
 use super::epoch_context::{EpochContext, Item};
-use super::{Cardinality, Element, Elements, Step};
+use super::{Cardinality, Element, Elements, PipelineStep};
 use crate::data::prefetch::panic_text;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -18,12 +18,12 @@ const MAX_LOOKAHEAD: usize = 4096;
 pub(super) type Function = dyn Fn(Element) -> Result<Element> + Send + Sync;
 
 pub(super) struct Map {
-    pub inner: Arc<dyn Step>,
+    pub inner: Arc<dyn PipelineStep>,
     pub f: Arc<Function>,
     pub threads: usize,
 }
 
-impl Step for Map {
+impl PipelineStep for Map {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }
@@ -169,11 +169,11 @@ impl MapElements {
 }
 
 pub(super) struct PrefetchStep {
-    pub inner: Arc<dyn Step>,
+    pub inner: Arc<dyn PipelineStep>,
     pub ahead: usize,
 }
 
-impl Step for PrefetchStep {
+impl PipelineStep for PrefetchStep {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }

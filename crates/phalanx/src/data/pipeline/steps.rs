@@ -2,7 +2,7 @@
 
 use super::epoch_context::{EpochContext, Item, PartialBatch, rows_of};
 use super::padding::Padding;
-use super::{Cardinality, Element, Elements, Step};
+use super::{Cardinality, Element, Elements, PipelineStep};
 use crate::data::{LocalShard, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::rng::Stream;
@@ -16,7 +16,7 @@ const PIPELINE: u32 = 0xFFFF_0004;
 /// Beyond this it produces all elements.
 const MAX_PLANNED_ELEMENTS: usize = 1 << 28;
 
-type Inner = Arc<dyn Step>;
+type Inner = Arc<dyn PipelineStep>;
 type Open = Result<Box<dyn Elements>>;
 
 impl Cardinality {
@@ -43,7 +43,7 @@ pub(super) struct Slices {
     pub rows: usize,
 }
 
-impl Step for Slices {
+impl PipelineStep for Slices {
     fn cardinality(&self) -> Cardinality {
         Cardinality::Known(self.rows)
     }
@@ -110,7 +110,7 @@ pub(super) struct Filter {
     pub f: Arc<Predicate>,
 }
 
-impl Step for Filter {
+impl PipelineStep for Filter {
     fn cardinality(&self) -> Cardinality {
         match self.inner.cardinality() {
             Cardinality::Known(0) => Cardinality::Known(0),
@@ -140,7 +140,7 @@ pub(super) struct Shuffle {
     pub buffer: usize,
 }
 
-impl Step for Shuffle {
+impl PipelineStep for Shuffle {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }
@@ -205,7 +205,7 @@ pub(super) struct Batch {
     pub padding: Option<Arc<Padding>>,
 }
 
-impl Step for Batch {
+impl PipelineStep for Batch {
     fn cardinality(&self) -> Cardinality {
         let batches = |n: usize| {
             if self.drop_remainder { n / self.size } else { n.div_ceil(self.size) }
@@ -331,7 +331,7 @@ pub(super) struct Repeat {
     pub count: Option<usize>,
 }
 
-impl Step for Repeat {
+impl PipelineStep for Repeat {
     fn cardinality(&self) -> Cardinality {
         match (self.inner.cardinality(), self.count) {
             (Cardinality::Known(0), _) | (_, Some(0)) => Cardinality::Known(0),
@@ -375,7 +375,7 @@ pub(super) struct Take {
     pub count: usize,
 }
 
-impl Step for Take {
+impl PipelineStep for Take {
     fn cardinality(&self) -> Cardinality {
         match self.inner.cardinality() {
             Cardinality::Infinite => Cardinality::Known(self.count),
@@ -400,7 +400,7 @@ pub(super) struct Skip {
     pub count: usize,
 }
 
-impl Step for Skip {
+impl PipelineStep for Skip {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality().map(|n| n.saturating_sub(self.count))
     }
@@ -417,7 +417,7 @@ pub(super) struct Zip {
     pub inner: [Inner; 2],
 }
 
-impl Step for Zip {
+impl PipelineStep for Zip {
     fn cardinality(&self) -> Cardinality {
         let [a, b] = &self.inner;
         match (a.cardinality(), b.cardinality()) {
@@ -446,7 +446,7 @@ pub(super) struct Enumerate {
     pub inner: Inner,
 }
 
-impl Step for Enumerate {
+impl PipelineStep for Enumerate {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }

@@ -19,13 +19,11 @@ use phalanx_graph::ops::{Binary, TakeAxis, Unary};
 use phalanx_graph::{DType, Graph, NodeId, Op, Scope};
 use serde::{Deserialize, Serialize};
 
-type GraphResult = phalanx_graph::Result<NodeId>;
-
 /// The largest table of new values: its positions are exact as 32-bit floats.
 const MAX_TABLE: usize = 1 << 24;
 
 /// How often each number below `bins` occurs in each line of `x`, whole numbers `[lines, n]`.
-fn histograms(g: &mut Graph, x: NodeId, bins: usize) -> GraphResult {
+fn histograms(g: &mut Graph, x: NodeId, bins: usize) -> phalanx_graph::Result<NodeId> {
     let index = g.cast(x, DType::I32)?;
     let dims = g.ty(x).dims.clone();
     let ones = g.fill(1.0, &dims);
@@ -72,7 +70,12 @@ impl Equalization {
 }
 
 /// Moves values from a range to another by `x · scale + offset`.
-fn scale_values(g: &mut Graph, x: NodeId, from: (f64, f64), to: (f64, f64)) -> GraphResult {
+fn scale_values(
+    g: &mut Graph,
+    x: NodeId,
+    from: (f64, f64),
+    to: (f64, f64),
+) -> phalanx_graph::Result<NodeId> {
     let scale = (to.1 - to.0) / (from.1 - from.0);
     let x = g.scale(x, scale)?;
     g.offset(x, to.0 - from.0 * scale)
@@ -139,7 +142,7 @@ impl Augmentation for Equalization {
 }
 
 /// The new values of bins from their counts, `[channels, bins]`.
-fn new_values(g: &mut Graph, counts: NodeId, bins: usize) -> GraphResult {
+fn new_values(g: &mut Graph, counts: NodeId, bins: usize) -> phalanx_graph::Result<NodeId> {
     let ranks = cumulative(g, counts, 1, false)?;
     let (zero, one, far) = (g.scalar(0.0), g.scalar(1.0), g.scalar(f64::from(f32::MAX)));
     let occurs = less(g, zero, ranks)?;
@@ -201,7 +204,12 @@ impl ContrastLimitedAdaptiveHistogramEqualization {
     }
 
     /// New values of all bytes in every tile: `[rows of tiles, columns of tiles, channels · 256]`.
-    fn tables(&self, g: &mut Graph, pixels: NodeId, tile: [usize; 2]) -> GraphResult {
+    fn tables(
+        &self,
+        g: &mut Graph,
+        pixels: NodeId,
+        tile: [usize; 2],
+    ) -> phalanx_graph::Result<NodeId> {
         let [rows, columns] = self.tile_grid_size.0;
         let ([height, width], channels) = (tile, g.ty(pixels).last());
         let tiles = g.reshape(pixels, &[rows, height, columns, width, channels])?;
@@ -249,7 +257,7 @@ fn neighbours(g: &mut Graph, count: usize, size: usize) -> phalanx_graph::Result
 }
 
 /// `a · (1 - w) + b · w`
-fn blend(g: &mut Graph, [a, b]: [NodeId; 2], weight: NodeId) -> GraphResult {
+fn blend(g: &mut Graph, [a, b]: [NodeId; 2], weight: NodeId) -> phalanx_graph::Result<NodeId> {
     let one = g.scalar(1.0);
     let rest = g.sub(one, weight)?;
     let (a, b) = (g.mul(a, rest)?, g.mul(b, weight)?);
@@ -291,7 +299,7 @@ impl Layer for ContrastLimitedAdaptiveHistogramEqualization {
         let start = iota(g, channels)?;
         let start = g.scale(start, BYTES as f64)?;
         let start = g.add(pixels, start)?;
-        let mut value = |row: NodeId, column: NodeId| -> GraphResult {
+        let mut value = |row: NodeId, column: NodeId| -> phalanx_graph::Result<NodeId> {
             let (row, column) = (g.scale(row, down as f64)?, g.scale(column, across as f64)?);
             let row = g.reshape(row, &[tile[0] * rows, 1, 1])?;
             let column = g.reshape(column, &[1, tile[1] * columns, 1])?;

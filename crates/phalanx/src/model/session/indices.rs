@@ -28,7 +28,7 @@ pub(super) fn lookups(g: &Graph, inputs: usize) -> Vec<Lookup> {
         let node = g.node(id);
         let Op::Gather = node.op else { return None };
         let (table, index) = (node.inputs[0], node.inputs[1]);
-        let (layer, rows) = (g.scope_name(id).to_string(), g.ty(table).dims[0]);
+        let (layer, rows) = (g.layer_name(id).to_string(), g.ty(table).dims[0]);
         let mut found = Lookup { layer, rows, inputs: vec![], computed: false };
         found.trace(g, index, inputs);
         Some(found)

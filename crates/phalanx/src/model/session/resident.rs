@@ -3,7 +3,7 @@
 use super::device_weights::SharedExecutor;
 use super::objective::inverted;
 use super::{Session, ShapedStep, StepKind, Tally};
-use crate::data::{Dataset, HostBatch, Identity, InMemory, IndexBatch, Table};
+use crate::data::{Dataset, HostBatch, InMemory, IndexBatch, Table, TableIdentity};
 use crate::error::Result;
 use crate::layer::lock;
 use phalanx_exec::{ExecError, ResidentData, StepInput, TableId};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Samples on the devices, and the arrays they were uploaded from.
 struct Uploaded {
-    identity: Identity,
+    identity: TableIdentity,
     id: TableId,
 }
 
@@ -43,7 +43,7 @@ impl ResidentTables {
     }
 
     /// The table of these samples, if they are on the devices.
-    fn find(&self, identity: &Identity) -> Option<TableId> {
+    fn find(&self, identity: &TableIdentity) -> Option<TableId> {
         self.uploaded.iter().find(|t| t.identity.same(identity)).map(|t| t.id)
     }
 

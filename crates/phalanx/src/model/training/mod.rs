@@ -233,7 +233,7 @@ impl<'a> TrainLoop<'a> {
             }
         }
         if self.session.workers.shard_if_several().is_some() {
-            self.session.workers.check_equal(&self.facts()?)?;
+            self.session.workers.check_equal(&self.worker_fingerprint()?)?;
         }
         let found = self.session.workers.broadcast_run(found)?;
         // The optimizer's slots exist once the training program is loaded.
@@ -406,7 +406,7 @@ impl<'a> TrainLoop<'a> {
     }
 
     /// What must be the same on every worker.
-    fn facts(&self) -> Result<Vec<(String, String)>> {
+    fn worker_fingerprint(&self) -> Result<Vec<(String, String)>> {
         let setup = self.setup();
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
         let unknown = || "unknown".to_string();

@@ -57,7 +57,7 @@ fn constraints_hold_after_training() {
         let compile = Compile::new(Adam::new(0.3)).loss("sparse_categorical_crossentropy");
         model.compile(compile.strategy(MirroredStrategy::cpus(2).unwrap())).unwrap();
         model.fit(clouds(30), Fit::new().epochs(4).verbose(0)).unwrap();
-        model.check_mirrored().unwrap();
+        model.check_consistency().unwrap();
         let kernel = model.get_weights().unwrap().remove(0);
         kernel.f32().unwrap().to_vec()
     };
@@ -195,7 +195,7 @@ fn more_replicas_than_rows_train_as_one() {
         let compile = Compile::new(SGD::new(0.5)).loss("sparse_categorical_crossentropy");
         model.compile(compile.metrics(["accuracy"]).strategy(strategy)).unwrap();
         let history = model.fit(clouds(7), Fit::new().epochs(3).batch_size(3).verbose(0)).unwrap();
-        model.check_mirrored().unwrap();
+        model.check_consistency().unwrap();
         (model.get_weights().unwrap(), history.get("accuracy").unwrap().to_vec())
     };
     let (one, accuracy) = run(1);

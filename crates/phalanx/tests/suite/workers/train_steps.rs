@@ -16,7 +16,7 @@ fn train(strategy: impl Into<MultiWorkerMirroredStrategy>, rows: usize) -> Resul
     let fit = Fit::new().epochs(3).batch_size(7).verbose(0).validation_data(samples(5));
     let history = gan.fit(samples(rows), fit)?;
     let logs = gan.evaluate(samples(10), Inference::new().batch_size(4))?;
-    gan.check_mirrored()?;
+    gan.check_consistency()?;
     let names = ["d_loss", "g_loss", "variance", "val_d_loss", "val_g_loss"];
     let losses = names.iter().flat_map(|name| history.get(name).unwrap().to_vec());
     let logs = logs.iter().map(|(_, value)| *value);
