@@ -14,7 +14,7 @@ for name in $(rustup toolchain list 2>/dev/null | cut -d' ' -f1); do
     fi
 done
 if [ -z "$toolchain" ]; then
-    echo "no installed toolchain has Miri: the check for undefined behaviour is skipped"
+    echo "not checked: undefined behaviour, because no installed toolchain has Miri"
     exit
 fi
 

@@ -71,7 +71,7 @@ impl MeshArg {
         self.model.as_ref().map_or(1, |(_, size)| *size)
     }
 
-    /// The devices of this process, of `workers` that divide the replicas; `found` of them are there without being named.
+    /// The devices of this process, of `workers` that divide the replicas; `found` devices are visible by default.
     pub fn local_devices(&self, workers: usize, found: usize) -> Result<usize> {
         let each = self.devices_per_replica();
         let replicas = match self.data {

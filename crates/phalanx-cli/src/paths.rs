@@ -54,7 +54,7 @@ pub fn check_distinct((flag, path): NamedPath, others: &[NamedPath]) -> Result<(
     for (other, taken) in others {
         if taken.is_some_and(|taken| FileId::of(taken) == id) {
             let shown = shown(path.display());
-            bail!("{flag}: expected a path of its own, received {shown}, which {other} names too");
+            bail!("{flag}: expected a different path from {other}, received {shown}");
         }
     }
     Ok(())

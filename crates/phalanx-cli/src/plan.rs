@@ -101,7 +101,7 @@ impl Report<'_> {
         };
         lines.push(row(label, self.device_total()));
         if let Some(others) = traits.unplanned_memory {
-            lines.push(format!("{others} take some more for themselves"));
+            lines.push(format!("{others} reserve additional memory"));
         }
         lines.extend(self.fit_lines());
         lines

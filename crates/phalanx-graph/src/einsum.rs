@@ -7,7 +7,7 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::{Contraction, Epilogue, Op};
 use crate::types::Space;
 
-/// The first label of the axes that an ellipsis stands for; above all letters.
+/// The first label of the axes that an ellipsis stands for; larger than the code of any letter.
 const ELLIPSIS: u8 = 128;
 
 /// A value with a label for each axis of it (of a row, if it has rows).

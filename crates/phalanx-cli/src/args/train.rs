@@ -69,8 +69,8 @@ pub struct Train {
     /// Steps per epoch (default: all the data); smaller data are repeated
     #[arg(long)]
     pub steps_per_epoch: Option<usize>,
-    /// Optimizer: sgd, adam, adamw, rmsprop, adagrad, adadelta, adamax, nadam, ftrl, lion, schedulefreeadamw
-    /// (default: the model's own)
+    /// Optimizer: sgd, adam, adamw, rmsprop, adagrad, adadelta, adamax, nadam, ftrl, lion, lamb, adafactor, muon,
+    /// schedulefreeadamw (default: the model's own)
     #[arg(long)]
     pub optimizer: Option<String>,
     /// Learning rate (default: the optimizer's own; minigooglenet 0.1 for 256 samples per replica, less for fewer)

@@ -133,7 +133,7 @@ fn network_input(
         (None, None) => Ok(dims.to_vec()),
         (Some(min), Some(image)) if image[0].min(image[1]) >= min => Ok(image.to_vec()),
         (Some(min), Some(_)) if size.is_some() => {
-            bail!("--image-size: {} takes sides of {min} and more", network.name())
+            bail!("--image-size: {} expects sides of at least {min}", network.name())
         }
         (Some(_), Some(image)) => Ok(vec![default[0], default[1], image[2]]),
         // Flat rows of pixels, as in tables of digits.

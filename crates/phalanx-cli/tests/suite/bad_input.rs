@@ -83,7 +83,11 @@ fn sizes_rates_and_names_of_flags_are_checked() {
         (&["train", "mnist-mlp", "--steps-per-epoch", "0"], 1, "--steps-per-epoch: expected 1"),
         (&["train", "mnist-mlp", "--image-size", "0"], 2, "sides of 1 to 4096"),
         (&["train", "mnist-mlp", "--image-size", "4x"], 2, "sides of 1 to 4096"),
-        (&["train", "vgg11", "--image-size", "8"], 1, "--image-size: vgg11 takes sides of 32"),
+        (
+            &["train", "vgg11", "--image-size", "8"],
+            1,
+            "--image-size: vgg11 expects sides of at least 32",
+        ),
         (&["train", "mnist-mlp", "--lr", "nan"], 1, "received NaN"),
         (&["train", "mnist-mlp", "--lr", "-1"], 1, "received -1"),
         (&["train", "mnist-mlp", "--lr", "inf"], 1, "received inf"),
@@ -197,7 +201,7 @@ fn files_to_write_are_checked_before_training() {
         (
             &["train", "mnist-mlp", "--csv", "-", "--json", "-"],
             1,
-            "--json: expected a path of its own",
+            "--json: expected a different path from",
         ),
         (&["train", "mnist-mlp", "--csv", "no/log.csv"], 1, "a directory that exists"),
         (&["train", "mnist-mlp", "--json", "pipe"], 1, "a pipe or a device"),

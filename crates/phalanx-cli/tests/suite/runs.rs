@@ -137,21 +137,33 @@ fn flags_that_name_the_same_file_are_rejected_before_any_work() {
     let train = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "1"];
     let absolute = at("new").display().to_string();
     let cases: &[(&[&str], &str)] = &[
-        (&["--csv", "new", "--json", "new"], "--json: expected a path of its own, received new"),
-        (&["--csv", "new", "--json", "./new"], "received ./new, which --csv names too"),
-        (&["--csv", "new", "--json", "sub/../new"], "which --csv names too"),
-        (&["--csv", "new", "--json", &absolute], "which --csv names too"),
-        (&["--csv", "log", "--json", "link"], "received link, which --csv names too"),
-        (&["--csv", "log", "--json", "other-name"], "which --csv names too"),
-        (&["--csv", "-", "--json", "-"], "--json: expected a path of its own, received -"),
-        (&["--csv", "-", "--json", "/dev/stdout"], "which --csv names too"),
-        (&["--save", "a.h5", "--csv", "a.h5"], "--csv: expected a path of its own"),
-        (&["--output", "a.svg", "--json", "a.svg"], "which --output names too"),
-        (&["--checkpoint-dir", "ckpt", "--csv", "ckpt"], "which --checkpoint-dir names too"),
-        (&["--log-dir", "logs", "--json", "./logs"], "which --log-dir names too"),
-        (&["--data", "data.csv", "--csv", "./data.csv"], "which --data names too"),
-        (&["--config", "run.toml", "--json", "run.toml"], "which --config names too"),
-        (&["--weights", "log", "--json", "log"], "which --weights names too"),
+        (&["--csv", "new", "--json", "new"], "--json: expected a different path from"),
+        (
+            &["--csv", "new", "--json", "./new"],
+            "expected a different path from --csv, received ./new",
+        ),
+        (&["--csv", "new", "--json", "sub/../new"], "expected a different path from --csv"),
+        (&["--csv", "new", "--json", &absolute], "expected a different path from --csv"),
+        (
+            &["--csv", "log", "--json", "link"],
+            "expected a different path from --csv, received link",
+        ),
+        (&["--csv", "log", "--json", "other-name"], "expected a different path from --csv"),
+        (&["--csv", "-", "--json", "-"], "--json: expected a different path from"),
+        (&["--csv", "-", "--json", "/dev/stdout"], "expected a different path from --csv"),
+        (&["--save", "a.h5", "--csv", "a.h5"], "--csv: expected a different path from"),
+        (&["--output", "a.svg", "--json", "a.svg"], "expected a different path from --output"),
+        (
+            &["--checkpoint-dir", "ckpt", "--csv", "ckpt"],
+            "expected a different path from --checkpoint-dir",
+        ),
+        (&["--log-dir", "logs", "--json", "./logs"], "expected a different path from --log-dir"),
+        (&["--data", "data.csv", "--csv", "./data.csv"], "expected a different path from --data"),
+        (
+            &["--config", "run.toml", "--json", "run.toml"],
+            "expected a different path from --config",
+        ),
+        (&["--weights", "log", "--json", "log"], "expected a different path from --weights"),
     ];
     let refused =
         |(more, what): &(&[&str], &str)| fault(dir.path(), &[&train[..], more].concat(), 1, what);
@@ -162,7 +174,7 @@ fn flags_that_name_the_same_file_are_rejected_before_any_work() {
     let own = ["--csv", "/dev/null", "--json", "/dev/null", "--save", "w.safetensors"];
     succeeds(dir.path(), &[&train[..], &own].concat());
     let both = ["evaluate", "w.safetensors", "--confusion", "c.png", "--samples", "./c.png"];
-    let what = "--samples: expected a path of its own, received ./c.png, which --confusion";
+    let what = "--samples: expected a different path from --confusion";
     assert_eq!(fault(dir.path(), &both, 1, what), None);
 }
 

@@ -125,7 +125,7 @@ mod tests {
             let count = |file| files.clone().filter(|f| *f == Source::File(file)).count();
             let got = (library, count("depthwise"));
             assert_eq!(got, if own { (0, 3) } else { (3, 0) }, "{groups} groups of {channels}");
-            // Neither are filters packed, nor is there an epilogue.
+            // Filters are not packed, and no epilogue is fused.
             assert!(!own || count("update") == 0);
             assert!(!own || files.clone().all(|f| f != Source::Tapes));
         }

@@ -29,7 +29,7 @@ impl Op {
         self.infer_unlimited(&whole.iter().collect::<Vec<_>>())
     }
 
-    /// Whether the derivative is zero wherever there is one: comparisons, rounding, conversions, indices.
+    /// Whether the derivative is zero wherever it is defined: comparisons, rounding, conversions, indices.
     pub fn is_flat(&self) -> bool {
         matches!(
             self,

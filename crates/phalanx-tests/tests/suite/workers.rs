@@ -13,6 +13,11 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[path = "../../../phalanx/tests/suite/common/worker_runs.rs"]
+mod worker_runs;
+
+use worker_runs::{Outcome, compiled, samples};
+
 const SECRET: Option<&str> = Some("what all workers know");
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -44,48 +49,14 @@ fn strategy(devices: &[&str], peers: Arc<dyn ProcessGroup>) -> Result<MultiWorke
     MultiWorkerMirroredStrategy::with_peers(strategy_on(devices)?, peers)
 }
 
-fn samples(n: usize) -> (Tensor, Tensor) {
-    let x: Vec<f32> = (0..n * 6).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
-    let y: Vec<i32> = (0..n).map(|i| (i * 7 % 3) as i32).collect();
-    (Tensor::new([n, 6], x).unwrap(), Tensor::new([n], y).unwrap())
-}
-
-fn compiled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Model> {
-    let mut model = Sequential::new()
-        .add(Input::new([6]))
-        .add(Dense::new(16).activation("relu"))
-        .add(BatchNormalization::new())
-        .add(Dropout::new(0.2))
-        .add(Dense::new(3).activation("softmax"))
-        .build()?;
-    let compile = Compile::new(Adam::new(0.01)).loss("sparse_categorical_crossentropy");
-    model.compile(compile.metrics(["accuracy"]).strategy(strategy).seed(3))?;
-    Ok(model)
-}
-
-/// History, evaluation, predictions and weights hash of a run.
-type Outcome = (Vec<f64>, Vec<f64>, Vec<f32>, String);
-
+/// A run whose batches a callback sees.
 fn train(
     strategy: impl Into<MultiWorkerMirroredStrategy>,
     n: usize,
     batch: usize,
 ) -> Result<Outcome> {
-    let mut model = compiled(strategy)?;
-    let (x, y) = samples(n);
-    let weights: Vec<f32> = (0..n).map(|i| 0.5 + (i % 4) as f32).collect();
     let observer = LambdaCallback::new().batch_end(|_| Ok(Action::Continue));
-    let fit = Fit::new().epochs(2).batch_size(batch).verbose(0).sample_weight(weights);
-    let history = model.fit((&x, &y), fit.validation_data((&x, &y)).callback(observer))?;
-    let arguments = || Inference::new().batch_size(batch);
-    let logs = model.evaluate_with((&x, &y), arguments())?;
-    let outputs = model.predict_with(&x, arguments())?;
-    model.check_consistency()?;
-    let losses = ["loss", "val_loss", "accuracy"];
-    let losses = losses.iter().flat_map(|name| history.get(name).unwrap().to_vec());
-    let logs = logs.iter().map(|(_, v)| *v).collect();
-    let outputs = outputs[0].f32().unwrap().to_vec();
-    Ok((losses.collect(), logs, outputs, model.weights_sha256()?))
+    worker_runs::train(strategy, n, batch, Fit::new().callback(observer))
 }
 
 #[needs(gxx)]

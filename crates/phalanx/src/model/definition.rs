@@ -112,7 +112,7 @@ impl Definition {
             if !model_inputs.contains(&Arc::as_ptr(call)) {
                 let name = input.name.as_deref().map_or(String::new(), |n| format!(" '{n}'"));
                 let received =
-                    format!("outputs that need an Input{name} {} besides", input.known_shape());
+                    format!("outputs that also depend on an Input{name} {}", input.known_shape());
                 return Err(Error::argument(owner, "inputs", "every Input in use", received));
             }
         }

@@ -289,7 +289,7 @@ fn diff(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let times = cx.number_or("n", 1.0)?;
     let size = cx.dims(x)[axis];
     if !(0.0..size as f64).contains(&times) || times > MAX_PIECES as f64 {
-        return Err(cx.argument("n", &format!("less than the {size} elements"), times));
+        return Err(cx.argument("n", &format!("fewer than {size}, the size of the axis"), times));
     }
     for _ in 0..times as usize {
         let size = cx.dims(x)[axis];

@@ -85,7 +85,7 @@ fn coordinates(cx: OpCall<'_, '_, '_>) -> Result<Outputs> {
     let (x, at) = (cx.tensor("inputs")?, cx.tensor("coordinates")?);
     for (name, node) in [("inputs", x), ("coordinates", at)] {
         if cx.is_rows(node) {
-            let expected = "a value without batch, whose samples coordinates would mix";
+            let expected = "a value without a batch axis (indexing would mix samples)";
             return Err(cx.argument(name, expected, format!("samples of {:?}", cx.dims(node))));
         }
     }

@@ -4,6 +4,7 @@ mod data;
 mod differences;
 mod train_steps;
 
+use crate::common::worker_runs::{Outcome, compiled, samples, train};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
 use phalanx_distributed::ProcessGroup;
@@ -29,60 +30,17 @@ pub(crate) fn job<T: Send>(
     })
 }
 
-fn samples(n: usize) -> (Tensor, Tensor) {
-    let x: Vec<f32> = (0..n * 6).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
-    let y: Vec<i32> = (0..n).map(|i| (i * 7 % 3) as i32).collect();
-    (Tensor::new([n, 6], x).unwrap(), Tensor::new([n], y).unwrap())
-}
-
-fn compiled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Model> {
-    let mut model = Sequential::new()
-        .add(Input::new([6]))
-        .add(Dense::new(16).activation("relu"))
-        .add(BatchNormalization::new())
-        .add(Dropout::new(0.2))
-        .add(Dense::new(3).activation("softmax"))
-        .build()?;
-    let compile = Compile::new(Adam::new(0.01)).loss("sparse_categorical_crossentropy");
-    model.compile(compile.metrics(["accuracy"]).strategy(strategy).seed(3))?;
-    Ok(model)
-}
-
-/// The results of a run: history, evaluation, predictions and weights.
-type Outcome = (Vec<f64>, Vec<f64>, Vec<f32>, String);
-
-fn train(
-    strategy: impl Into<MultiWorkerMirroredStrategy>,
-    n: usize,
-    batch: usize,
-) -> Result<Outcome> {
-    let mut model = compiled(strategy)?;
-    let (x, y) = samples(n);
-    let weights: Vec<f32> = (0..n).map(|i| 0.5 + (i % 4) as f32).collect();
-    let fit = Fit::new().epochs(2).batch_size(batch).verbose(0).sample_weight(weights);
-    let history = model.fit((&x, &y), fit.validation_data((&x, &y)))?;
-    let arguments = || Inference::new().batch_size(batch);
-    let logs = model.evaluate_with((&x, &y), arguments())?;
-    let outputs = model.predict_with(&x, arguments())?;
-    model.check_consistency()?;
-    let losses = ["loss", "val_loss", "accuracy"]
-        .iter()
-        .flat_map(|name| history.get(name).unwrap().to_vec());
-    Ok((
-        losses.collect(),
-        logs.iter().map(|(_, v)| *v).collect(),
-        outputs[0].f32().unwrap().to_vec(),
-        model.weights_sha256()?,
-    ))
-}
-
 #[test]
 fn several_workers_give_the_bits_of_one_in_deterministic_mode() {
     for (n, batch) in [(64, 16), (61, 16), (7, 5), (1, 4), (33, 33)] {
-        let one = train(MirroredStrategy::cpus(1).unwrap().deterministic(true), n, batch).unwrap();
+        let one =
+            train(MirroredStrategy::cpus(1).unwrap().deterministic(true), n, batch, Fit::new())
+                .unwrap();
         for workers in [2, 4] {
             for (rank, got) in
-                job(workers, |_, s| train(s.deterministic(true), n, batch)).into_iter().enumerate()
+                job(workers, |_, s| train(s.deterministic(true), n, batch, Fit::new()))
+                    .into_iter()
+                    .enumerate()
             {
                 assert_eq!(
                     got.unwrap(),
@@ -138,10 +96,12 @@ fn samples_of_several_workers_are_compared_and_mixed() {
 fn any_number_of_workers_and_samples_gives_the_results_of_as_many_replicas() {
     for (workers, n, batch) in [(2, 64, 16), (3, 61, 16), (3, 2, 8), (5, 23, 7)] {
         let local = MirroredStrategy::cpus(workers).unwrap().threads(1);
-        let one = train(local, n, batch).unwrap();
+        let one = train(local, n, batch, Fit::new()).unwrap();
         let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
-        let all: Vec<Outcome> =
-            job(workers, |_, s| train(s, n, batch)).into_iter().map(Result::unwrap).collect();
+        let all: Vec<Outcome> = job(workers, |_, s| train(s, n, batch, Fit::new()))
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
         for got in &all {
             assert_eq!(got, &all[0], "workers agree to the bit");
             assert!(close(&got.0, &one.0) && close(&got.1, &one.1), "{:?} {:?}", got.0, one.0);

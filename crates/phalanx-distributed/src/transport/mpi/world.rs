@@ -294,9 +294,10 @@ impl World {
                 // Messages that it sent earlier may still be in flight.
                 (None, Some(_)) => left_since = Some(Instant::now()),
                 (Some(since), Some(rank)) if since.elapsed() > ALARM_GRACE => {
-                    return Err(
-                        self.peer_error(&[rank], "it left before the others were done".into())
-                    );
+                    return Err(self.peer_error(
+                        &[rank],
+                        "it exited before the other processes finished".into(),
+                    ));
                 }
                 _ => {}
             }
@@ -312,7 +313,7 @@ impl World {
                     (self.step.load(Ordering::Relaxed), self.names(&ranks(pending)));
                 let me = self.name(self.rank);
                 eprint_line(format_args!(
-                    "warning: {me}: asked to end at step {step}, waiting for {others}"
+                    "warning: {me}: asked to stop at step {step}, waiting for {others}"
                 ));
             }
         }

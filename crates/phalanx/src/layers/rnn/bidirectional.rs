@@ -218,7 +218,7 @@ impl<'de> Deserialize<'de> for Bidirectional {
         if a.go_backwards == b.go_backwards
             || (a.return_sequences, a.return_state) != (b.return_sequences, b.return_state)
         {
-            let expected = "opposite directions that return the same";
+            let expected = "opposite directions with equal return_sequences and return_state";
             return Err(de::Error::custom(format!("backward_layer: expected {expected}")));
         }
         Ok(Bidirectional { forward, backward, merge_mode: keys.merge_mode })

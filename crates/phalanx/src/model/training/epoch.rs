@@ -188,7 +188,7 @@ impl TrainLoop<'_> {
             return Err(self.not_finite(loss, self.session.state.steps)?);
         }
         let step = self.session.state.steps;
-        warning!("step {step} is undone: its loss is {loss}, or its weights no numbers");
+        warning!("step {step} was undone: its loss is {loss}, or its weights are not finite");
         self.session.set_state(&counters, &tensors, self.data.training.batch_size())?;
         // The step still counts: the next one draws other random numbers.
         self.session.state.steps = step;

@@ -263,8 +263,8 @@ impl<'a> TrainLoop<'a> {
         let setup = self.setup();
         setup.check(&header.config)?;
         if !self.tally.alike(&header.tally) {
-            let expected = "as many losses and metrics as it had";
-            return Err(Error::argument(run_config::OWNER, "compile", expected, "others"));
+            let expected = "the losses and metrics of the saved run";
+            return Err(Error::argument(run_config::OWNER, "compile", expected, "different ones"));
         }
         self.session.state.check(&self.session.def.name, &header.counters)?;
         for change in setup.changes(&header.config) {

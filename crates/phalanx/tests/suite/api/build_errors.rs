@@ -179,7 +179,7 @@ fn the_graph_of_a_model_is_checked() {
                 let (x, z) = (Input::new([4]).symbol(), Input::new([2]).named("z").symbol());
                 Model::new(&x, Concatenate::new().apply([&x, &z])).map(|_| ())
             },
-            "model 'functional': inputs: expected every Input in use, received outputs that need an Input 'z' (None, 2) besides",
+            "model 'functional': inputs: expected every Input in use, received outputs that also depend on an Input 'z' (None, 2)",
         ),
         (
             || {

@@ -1,6 +1,7 @@
 //! Shared parts of the tests against Python Keras: the fixture reader, the runners and the comparison.
 
 pub mod trainer;
+pub mod worker_runs;
 
 use phalanx_cpu::reference::{self, Bindings, Context, Value as RefValue};
 use phalanx_cpu::simd::Isa;
