@@ -233,7 +233,7 @@ impl Objective {
         rows: usize,
         (total_weight, weighted): (f64, bool),
     ) -> Vec<f64> {
-        let divisor = |(loss, of_batch): (&Box<dyn Loss>, &bool)| match loss.reduction() {
+        let divisor = |(reduction, of_batch): (Reduction, &bool)| match reduction {
             Reduction::SumOverBatchSize => rows as f64,
             Reduction::Sum if *of_batch && !weighted => rows as f64,
             Reduction::Sum => 1.0,
@@ -241,7 +241,10 @@ impl Objective {
         };
         match &self.custom {
             Some(_) => vec![rows as f64; self.loss_weights(kind).len()],
-            None => self.losses.iter().zip(&self.of_batch).map(divisor).collect(),
+            None => {
+                let reductions = self.losses.iter().map(|loss| loss.reduction());
+                reductions.zip(&self.of_batch).map(divisor).collect()
+            }
         }
     }
 
