@@ -379,6 +379,11 @@ fn metric_value(metric: &MetricArgument) -> Value {
 }
 
 impl Model {
+    /// Whether the layers have penalties, on which the model can train without losses.
+    pub(crate) fn has_penalties(&self) -> Result<bool> {
+        Session::has_penalties(&self.def)
+    }
+
     /// Compiles model, loss, metrics, optimizer and strategy into step programs.
     ///
     /// # Errors

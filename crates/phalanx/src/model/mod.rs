@@ -120,11 +120,6 @@ impl Model {
             .map(|session| session.state.iterations())
     }
 
-    /// Whether the layers have penalties, on which the model can train without losses.
-    pub(crate) fn has_penalties(&self) -> Result<bool> {
-        Session::has_penalties(&self.def)
-    }
-
     /// Returns the session, if the model is compiled.
     pub(crate) fn compiled_session_mut(&mut self) -> Option<&mut Session> {
         self.session_slot().as_mut().filter(|session| session.objective.compiled)
