@@ -165,7 +165,7 @@ def is_optional(reference: KerasTensor) -> bool:
     return bool(getattr(reference._keras_history.operation, "optional", False))
 
 
-def flatten_metrics(model: Any, logs: dict[str, float]) -> Any:
+def flatten_metrics(model: Any, logs: dict[str, Any]) -> Any:
     """Returns results as `evaluate` does: the loss, then the metrics in the order of `compile`."""
     return model._flatten_metrics_in_order(logs)
 

@@ -306,7 +306,7 @@ class _NoHooks:
 
     batch_interval = {phase: (False, False, 0, 0.0) for phase in (TRAIN, TEST, PREDICT)}
 
-    def call(self, hook: str, index: int, logs: dict[str, float]) -> None:
+    def call(self, hook: str, index: int, logs: dict[str, Any]) -> None:
         """Does nothing."""
 
 

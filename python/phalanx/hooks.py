@@ -47,10 +47,10 @@ class Hooks:
         self._link = link
         self._kind = kind
         self._list = callbacks
-        self._last_logs: dict[str, float] = {}
+        self._last_logs: dict[str, Any] = {}
         self._resumed_epoch: int | None = None
         self._saved_state = ""
-        self._waiting: list[tuple[Callable[..., None], int, dict[str, float]]] = []
+        self._waiting: list[tuple[Callable[..., None], int, dict[str, Any]]] = []
         for callback in _keras.callbacks_of(callbacks):
             _keras.keep_to_keras(callback)
         self._runs_users_code = any(map(_is_users, _keras.callbacks_of(callbacks)))
@@ -77,7 +77,7 @@ class Hooks:
 
     # Called by the engine
 
-    def call(self, hook: str, index: int, logs: dict[str, float]) -> dict[str, Any] | None:
+    def call(self, hook: str, index: int, logs: dict[str, Any]) -> dict[str, Any] | None:
         """Calls a hook of all callbacks and returns what they changed."""
         link = self._link
         if self._kind == TRAIN and hook in _AFTER_STEPS:
@@ -97,7 +97,7 @@ class Hooks:
             raise
         return self._changes(hook)
 
-    def _call_batch_hooks(self, hook: str, index: int, logs: dict[str, float]) -> None:
+    def _call_batch_hooks(self, hook: str, index: int, logs: dict[str, Any]) -> None:
         number = index if hook.endswith("begin") else index + 1
         self._waiting = []
         for entry in self._batch_hooks[hook]:
@@ -115,7 +115,7 @@ class Hooks:
         for function, index, logs in waiting:
             function(index // size * size + size - 1, logs)
 
-    def _call_list(self, hook: str, index: int, logs: dict[str, float]) -> None:
+    def _call_list(self, hook: str, index: int, logs: dict[str, Any]) -> None:
         callbacks = self._list
         if hook == "on_epoch_begin":
             if self._resumed_epoch is None:

@@ -168,6 +168,7 @@ fn fill(batch: &mut HostBatch, arrays: &PythonBatch<'_>, types: &ModelTypes) -> 
         false => copy(targets, &types.targets, "targets", &mut batch.targets)?,
     }
     batch.rows = batch.inputs.first().map_or(0, Tensor::rows);
+    batch.weighted = weights.is_some();
     batch.sample_weight.clear();
     match weights {
         None => batch.sample_weight.resize(batch.rows, 1.0),

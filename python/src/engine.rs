@@ -4,6 +4,7 @@ use crate::array::{self, Array};
 use crate::data::{ArrayData, BatchData, ModelTypes};
 use crate::errors::{to_python, unsupported};
 use crate::hooks::{Pending, PythonHooks, optimizer_variables, result_of_run};
+use crate::logs::pairs;
 use crate::shared::SharedModel;
 use crate::warnings;
 use phalanx::callbacks::BackupAndRestore;
@@ -20,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Loss and metrics by name.
-type LogPairs = Vec<(String, f64)>;
+type LogPairs<'py> = Vec<(String, Bound<'py, PyAny>)>;
 
 /// A Keras model on the devices of a strategy.
 #[pyclass(frozen, module = "phalanx._phalanx")]
@@ -248,19 +249,19 @@ impl Engine {
     }
 
     /// Returns loss and metrics over some data.
-    fn evaluate(
+    fn evaluate<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         data: &Bound<'_, PyAny>,
         hooks: &Bound<'_, PyAny>,
-    ) -> PyResult<LogPairs> {
+    ) -> PyResult<LogPairs<'py>> {
         let hooks = self.hooks(hooks, None)?;
         let mut model = self.shared.lock()?;
         let model = &mut *model;
         let source = source_in_order(data, model)?;
         let arguments = Inference::new().callback(hooks);
         let logs = py.detach(|| model.evaluate_with(source, arguments)).map_err(to_python)?;
-        Ok(pairs(logs))
+        pairs(py, &logs)
     }
 
     /// Returns the outputs for every sample.
@@ -280,18 +281,18 @@ impl Engine {
     }
 
     /// Trains on one batch and returns its loss and metrics.
-    fn train_on_batch(&self, py: Python<'_>, data: &ArrayData) -> PyResult<LogPairs> {
+    fn train_on_batch<'py>(&self, py: Python<'py>, data: &ArrayData) -> PyResult<LogPairs<'py>> {
         self.on_batch(py, data, Model::train_on_batch_with)
     }
 
     /// Returns loss and metrics of one batch.
-    fn test_on_batch(&self, py: Python<'_>, data: &ArrayData) -> PyResult<LogPairs> {
+    fn test_on_batch<'py>(&self, py: Python<'py>, data: &ArrayData) -> PyResult<LogPairs<'py>> {
         self.on_batch(py, data, Model::test_on_batch_with)
     }
 
     /// Returns loss and metrics of all batches of `train_on_batch` and `test_on_batch` since `reset_metrics`.
-    fn metrics_result(&self) -> PyResult<LogPairs> {
-        Ok(pairs(self.shared.lock()?.get_metrics_result().map_err(to_python)?))
+    fn metrics_result<'py>(&self, py: Python<'py>) -> PyResult<LogPairs<'py>> {
+        pairs(py, &self.shared.lock()?.get_metrics_result().map_err(to_python)?)
     }
 
     /// Resets the results of `metrics_result`.
@@ -324,7 +325,12 @@ impl Engine {
         PythonHooks::new(hooks, &self.shared, &self.names, interrupt)
     }
 
-    fn on_batch(&self, py: Python<'_>, data: &ArrayData, run: OnBatch) -> PyResult<LogPairs> {
+    fn on_batch<'py>(
+        &self,
+        py: Python<'py>,
+        data: &ArrayData,
+        run: OnBatch,
+    ) -> PyResult<LogPairs<'py>> {
         let mut model = self.shared.lock()?;
         let model = &mut *model;
         let logs = py.detach(|| {
@@ -336,12 +342,8 @@ impl Engine {
             let targets = arrays.targets().iter().cloned().map(Into::into).collect();
             run(model, arrays.inputs().to_vec(), targets, &weights)
         });
-        Ok(pairs(logs.map_err(to_python)?))
+        pairs(py, &logs.map_err(to_python)?)
     }
-}
-
-fn pairs(logs: Logs) -> LogPairs {
-    logs.into_iter().collect()
 }
 
 /// The data of a run in the order in which it comes.

@@ -2,9 +2,10 @@
 
 use crate::array;
 use crate::errors::{foreign, to_python};
+use crate::logs::pairs;
 use crate::shared::SharedModel;
 use phalanx::callbacks::{Action, Callback, CallbackState, View};
-use phalanx::model::Interrupt;
+use phalanx::model::{Interrupt, Logs};
 use phalanx::{Error, Result};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -54,7 +55,7 @@ pub struct PythonHooks {
     /// When Python last saw the end of a batch.
     shown_at: Instant,
     /// The last batch that ended and that Python has not seen, with its logs.
-    unseen: Option<(usize, Vec<(String, f64)>)>,
+    unseen: Option<(usize, Logs)>,
     signals_at: Instant,
     /// Whether a hook before an epoch asked to stop. As in Keras, the epoch's first batch is still trained.
     stops_after_batch: bool,
@@ -93,7 +94,7 @@ impl PythonHooks {
         &mut self,
         hook: &str,
         index: usize,
-        logs: &[(String, f64)],
+        logs: &Logs,
         view: &View<'_>,
     ) -> Result<Action> {
         Python::attach(|py| {
@@ -104,7 +105,7 @@ impl PythonHooks {
             let _guard = self.shared.enter(view);
             let call = || -> PyResult<Action> {
                 let given = PyDict::new(py);
-                for (name, value) in logs {
+                for (name, value) in pairs(py, logs)? {
                     given.set_item(name, value)?;
                 }
                 let method = pyo3::intern!(py, "call");
@@ -187,7 +188,7 @@ impl PythonHooks {
             return self.call(hook, view.batch.saturating_sub(1), view);
         }
         if view.steps_per_epoch.is_none() {
-            self.unseen = Some((view.batch.saturating_sub(1), view.logs.to_vec()));
+            self.unseen = Some((view.batch.saturating_sub(1), view.logs.clone()));
         }
         Ok(Action::Continue)
     }

@@ -7,6 +7,7 @@ mod data;
 mod engine;
 mod errors;
 mod hooks;
+mod logs;
 mod shared;
 mod warnings;
 

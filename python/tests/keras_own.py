@@ -41,7 +41,6 @@ SPARSE = "sparse and ragged data are refused"
 FUNCTION = "metrics and losses that are Python functions are refused"
 READABLE = "weights can be read during training; Keras on JAX leaves them empty"
 ROUNDED = "steps_per_epoch is exact; Keras rounds it up to a multiple of steps_per_execution"
-VECTOR = "F1Score without an average is refused: a metric is one number"
 DISTRIBUTION = "a keras.distribution or several replicas of tf.distribute are refused"
 RESETS = "compares epochs by a metric that is never reset, whose place MeanSquaredError takes"
 
@@ -53,8 +52,6 @@ EXPECTED = {
         "test_model_deleted_case_epoch": LAYER,
     },
     "callbacks/callback_test.py": {"test_model_state_is_current_on_epoch_end": SUBCLASS},
-    "callbacks/early_stopping_test.py": {"test_early_stopping": VECTOR},
-    "callbacks/monitor_callback_test.py": {"test_monitor_op_logic": VECTOR},
     "callbacks/orbax_checkpoint_test.py": {
         "test_comprehensive_model_state_restoration*": LAYER,
         "test_distributed_checkpoint_*": DISTRIBUTION,

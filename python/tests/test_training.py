@@ -43,6 +43,41 @@ def test_history_results_and_predictions_are_those_of_keras(strategy, data):
     assert predictions.dtype == np.float32 and predictions.flags.writeable
 
 
+def test_results_that_are_vectors_are_arrays_as_in_keras(strategy, data):
+    def metrics():
+        return [
+            keras.metrics.F1Score(name="f1"),
+            keras.metrics.Precision(thresholds=[0.2, 0.4], name="precision"),
+            keras.metrics.AUC(thresholds=[0.3, 0.5], label_weights=[1.0, 2.0, 0.5], name="auc"),
+            keras.metrics.MeanMetricWrapper(keras.losses.huber, name="huber", delta=0.2),
+        ]
+
+    x, y = data
+    ours = attached(strategy, metrics=metrics())
+    theirs = compile_model(build_model(), metrics=metrics())
+    theirs.set_weights(ours.get_weights())
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["f1"]))
+    fit = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
+    history = [
+        model.fit(x, y, callbacks=callbacks, **fit).history for model, callbacks in ((ours, [callback]), (theirs, []))
+    ]
+    assert list(history[0]) == list(history[1])
+    for name, values in history[1].items():
+        for left, right in zip(history[0][name], values, strict=True):
+            assert type(left) is type(right) and np.shape(left) == np.shape(right), name
+            np.testing.assert_allclose(left, right, err_msg=name, **EPOCHS)
+    assert all(value.dtype == np.float32 and value.shape == (3,) for value in [*seen, *history[0]["f1"]])
+    results = [model.evaluate(x, y, verbose=0, return_dict=True) for model in (ours, theirs)]
+    assert list(results[0]) == list(results[1])
+    for name, value in results[1].items():
+        np.testing.assert_allclose(results[0][name], value, err_msg=name, **EPOCHS)
+    lists = [model.evaluate(x, y, verbose=0) for model in (ours, theirs)]
+    assert [np.shape(value) for value in lists[0]] == [np.shape(value) for value in lists[1]]
+    results = [model.train_on_batch(x, y, return_dict=True)["precision"] for model in (ours, theirs)]
+    np.testing.assert_allclose(*results, **EPOCHS)
+
+
 def test_sample_and_class_weights(strategy, data):
     x, y = data
     sample_weight = np.linspace(0.5, 2.0, len(x)).astype("float32")

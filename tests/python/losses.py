@@ -255,6 +255,8 @@ def make():
         reductions = ["sum_over_batch_size"]
         if name in REDUCED:
             reductions += ["sum", "mean", "mean_with_sample_weight"]
+        elif sums_over_batch(probe):
+            reductions += ["sum", "mean_with_sample_weight"]
         for reduction in reductions:
             for suffix, weight in weights.items():
                 short = "" if reduction == "sum_over_batch_size" else f"_{reduction}"

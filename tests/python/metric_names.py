@@ -1,5 +1,5 @@
-"""metric_names.safetensors and metric_names_*.keras: compiled models with metrics of the same names, or whose outputs have
-masks, and what Keras reports for them.
+"""metric_names.safetensors and metric_names_*.keras: compiled models with metrics of the same names, whose outputs have masks,
+or whose results are vectors, and what Keras reports for them. A model without a loss trains on its penalties.
 
 The .keras files contain their creation time: a second run gives equal models in different bytes."""
 
@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from common import FIXTURES, Fixture, normal, rng_for
 from keras import layers as L
+from keras import losses
 from keras import metrics as M
 
 ROWS = 6
@@ -46,6 +47,35 @@ CASES = {
         {"metrics": {"a": ["mae"], "b": ["mse", "mae"]}, "weighted_metrics": {"a": ["mae", "mse"], "b": ["mae", "mae"]}},
     ),
 }
+
+
+# Results that are vectors, thresholds, weights of labels, and functions with arguments.
+VECTORS = {
+    "metrics": [
+        M.F1Score(),
+        M.FBetaScore(beta=2.0, threshold=0.4),
+        M.R2Score(class_aggregation=None),
+        M.Precision(thresholds=[0.3, 0.5, 0.6]),
+        M.TrueNegatives(thresholds=[0.2, 0.6]),
+        M.AUC(thresholds=[0.3, 0.5, 0.55], label_weights=[1.0, 2.0, 0.5]),
+        M.MeanMetricWrapper(losses.huber, name="huber", delta=0.2),
+        M.MeanMetricWrapper(M.binary_accuracy, name="hits", threshold=0.4),
+    ],
+    "weighted_metrics": [M.Recall(thresholds=[0.3, 0.6]), M.F1Score()],
+}
+
+
+def classifier():
+    x = keras.Input((3,))
+    return keras.Model(x, L.Dense(3, activation="sigmoid")(x))
+
+
+def penalized():
+    """A model whose layers have penalties of every kind."""
+    x = keras.Input((3,))
+    y = L.Dense(4, activation="tanh", kernel_regularizer="l2", activity_regularizer=keras.regularizers.L1(0.02))(x)
+    y = L.Dense(2, kernel_regularizer=keras.regularizers.OrthogonalRegularizer(0.1), bias_regularizer="l1")(y)
+    return keras.Model(x, y)
 
 
 # A mask of positions, an ignored class, and metrics with and without the axis of the classes.
@@ -99,10 +129,49 @@ def case_of(name, build, arguments, loss="mse", classes=None):
     return {"name": name, "names": list(result)}, tensors | {f"y/{i}": y for i, y in enumerate(y)}
 
 
+def vectors_case():
+    keras.utils.set_random_seed(5)
+    rng, model = rng_for("metric_names vectors"), classifier()
+    for variable in model.variables:
+        variable.assign(normal(rng, *variable.shape))
+    model.compile("sgd", "mse", **VECTORS)
+    x, y = normal(rng, ROWS, 3), np.eye(3, dtype="float32")[rng.integers(0, 3, ROWS)]
+    weight = rng.uniform(0.5, 3.0, ROWS).astype("float32")
+    result = model.evaluate(x, y, sample_weight=weight, batch_size=4, verbose=0, return_dict=True)
+    path = os.path.join(FIXTURES, "metric_names_vectors.keras")
+    # Keras cannot read the weights of labels that it writes.
+    VECTORS["metrics"][5].label_weights = [1.0, 2.0, 0.5]
+    model.save(path)
+    again = keras.models.load_model(path)
+    assert list(again.evaluate(x, y, sample_weight=weight, batch_size=4, verbose=0, return_dict=True)) == list(result)
+    lengths = [np.size(value) if np.ndim(value) else 0 for value in result.values()]
+    numbers = np.concatenate([np.ravel(value) for value in result.values()]).astype("float32")
+    tensors = {"x": x, "y/0": y, "sample_weight": weight, "result": numbers}
+    return {"name": "vectors", "names": list(result), "lengths": lengths}, tensors
+
+
+def penalties_case():
+    """Three epochs of a model that was compiled without a loss."""
+    keras.utils.set_random_seed(5)
+    rng, model = rng_for("metric_names penalties"), penalized()
+    for variable in model.variables:
+        variable.assign(normal(rng, *variable.shape))
+    model.compile(keras.optimizers.Adam(0.05))
+    model.save(os.path.join(FIXTURES, "metric_names_penalties.keras"))
+    x = normal(rng, ROWS, 3)
+    before = model.evaluate(x, batch_size=4, verbose=0)
+    history = model.fit(x, batch_size=4, epochs=3, shuffle=False, verbose=0).history
+    tensors = {f"weights/{i}": value for i, value in enumerate(model.get_weights())}
+    result = np.array([before, *history["loss"]], "float32")
+    return {"name": "penalties", "names": list(history)}, tensors | {"x": x, "result": result}
+
+
 def make():
     fixture = Fixture("metric_names")
     for name, (build, arguments) in CASES.items():
         fixture.add(*case_of(name, build, arguments))
     for name, (build, loss, arguments, classes) in MASKED.items():
         fixture.add(*case_of(name, build, arguments, loss, classes))
+    fixture.add(*vectors_case())
+    fixture.add(*penalties_case())
     fixture.save()

@@ -1,4 +1,4 @@
-"""metrics.safetensors: the result after each of three batches of different sizes."""
+"""metrics.safetensors: the result, a number or a vector, after each of three batches of different sizes."""
 
 import numpy as np
 from common import Fixture, config_of, normal, one_hot, rng_for, softmax
@@ -111,6 +111,19 @@ def regression_batch(rng, size):
 CASES = [
     ("wrapped_mse", K.MeanMetricWrapper, {"fn": L.mean_squared_error}, regression_batch),
     ("wrapped_crossentropy", K.MeanMetricWrapper, {"fn": L.sparse_categorical_crossentropy}, sparse_batch),
+    ("wrapped_huber", K.MeanMetricWrapper, {"fn": L.huber, "delta": 0.4}, regression_batch),
+    ("wrapped_logits", K.MeanMetricWrapper, {"fn": L.binary_crossentropy, "from_logits": True}, logit_batch),
+    (
+        "wrapped_smooth",
+        K.MeanMetricWrapper,
+        {"fn": L.categorical_crossentropy, "label_smoothing": 0.2, "axis": -1},
+        one_hot_batch,
+    ),
+    ("wrapped_focal", K.MeanMetricWrapper, {"fn": L.binary_focal_crossentropy, "gamma": 3.0}, binary_batch),
+    ("wrapped_cosine", K.MeanMetricWrapper, {"fn": L.cosine_similarity, "axis": 1}, real_3d_batch),
+    ("wrapped_accuracy", K.MeanMetricWrapper, {"fn": K.binary_accuracy, "threshold": 0.3}, binary_columns_batch),
+    ("wrapped_top_k", K.MeanMetricWrapper, {"fn": K.top_k_categorical_accuracy, "k": 2}, one_hot_batch),
+    ("wrapped_sparse_accuracy", K.MeanMetricWrapper, {"fn": K.sparse_categorical_accuracy}, sparse_batch),
     ("sparse_categorical_accuracy", K.SparseCategoricalAccuracy, {}, sparse_batch),
     ("sparse_categorical_accuracy_column", K.SparseCategoricalAccuracy, {}, sparse_column_batch),
     ("sparse_categorical_accuracy_sequence", K.SparseCategoricalAccuracy, {}, sparse_sequence_batch),
@@ -203,6 +216,52 @@ CASES = [
     ("r2", K.R2Score, {}, regression_batch),
     ("r2_weighted_average", K.R2Score, {"class_aggregation": "variance_weighted_average"}, regression_batch),
     ("r2_adjusted", K.R2Score, {"num_regressors": 3}, regression_batch),
+    # Results that are vectors.
+    ("f1_classes", K.F1Score, {}, one_hot_batch),
+    ("f1_classes_threshold", K.F1Score, {"threshold": 0.2}, multi_hot_batch),
+    ("f1_one_class", K.F1Score, {"threshold": 0.5}, binary_batch),
+    ("f_beta_classes", K.FBetaScore, {"beta": 2.0, "threshold": 0.15}, multi_hot_batch),
+    ("r2_outputs", K.R2Score, {"class_aggregation": None}, regression_batch),
+    ("r2_outputs_adjusted", K.R2Score, {"class_aggregation": None, "num_regressors": 3}, regression_batch),
+    ("precision_thresholds", K.Precision, {"thresholds": [0.2, 0.7, 0.4]}, binary_batch),
+    ("precision_even_thresholds", K.Precision, {"thresholds": [0.0, 0.25, 0.5, 0.75, 1.0]}, tied_batch),
+    ("precision_beyond_thresholds", K.Precision, {"thresholds": [0.0, 0.5, 1.0]}, logit_batch),
+    ("precision_thresholds_beyond", K.Precision, {"thresholds": [0.1, 1.0]}, logit_batch),
+    ("precision_thresholds_top_k", K.Precision, {"top_k": 3, "thresholds": [0.1, 0.2]}, multi_hot_batch),
+    ("recall_thresholds", K.Recall, {"thresholds": [0.3, 0.6]}, binary_columns_batch),
+    ("recall_thresholds_ties", K.Recall, {"thresholds": [0.25, 0.5]}, tied_batch),
+    ("recall_thresholds_class", K.Recall, {"thresholds": [0.1, 0.3], "class_id": 2}, multi_hot_batch),
+    ("true_positives_thresholds", K.TruePositives, {"thresholds": [0.2, 0.5]}, binary_columns_batch),
+    ("true_negatives_thresholds", K.TrueNegatives, {"thresholds": [0.2, 0.5]}, binary_batch),
+    ("false_positives_thresholds", K.FalsePositives, {"thresholds": [0.0, 0.5, 1.0]}, binary_batch),
+    ("false_negatives_thresholds", K.FalseNegatives, {"thresholds": [0.2, 0.5, 0.9]}, binary_flat_batch),
+    # Thresholds and weights of labels.
+    ("auc_thresholds", K.AUC, {"thresholds": [0.6, 0.1, 0.3]}, binary_batch),
+    ("auc_even_thresholds", K.AUC, {"thresholds": [0.25, 0.5, 0.75]}, tied_batch),
+    ("auc_thresholds_beyond", K.AUC, {"thresholds": [0.3, 0.5]}, logit_batch),
+    ("auc_thresholds_pr", K.AUC, {"thresholds": [0.2, 0.5, 0.6], "curve": "PR"}, binary_columns_batch),
+    ("auc_thresholds_prgain", K.AUC, {"thresholds": [0.2, 0.5, 0.6], "curve": "PRGAIN"}, binary_batch),
+    ("auc_thresholds_logits", K.AUC, {"thresholds": [0.2, 0.9], "from_logits": True}, logit_batch),
+    ("auc_label_weights", K.AUC, {"label_weights": [0.5, 2.0, 1.0]}, binary_columns_batch),
+    (
+        "auc_label_weights_thresholds",
+        K.AUC,
+        {"label_weights": [0.5, 2.0, 1.0], "thresholds": [0.2, 0.5]},
+        binary_columns_batch,
+    ),
+    ("auc_labels_thresholds", K.AUC, {"multi_label": True, "thresholds": [0.2, 0.7]}, binary_columns_batch),
+    (
+        "auc_labels_weights",
+        K.AUC,
+        {"multi_label": True, "label_weights": [0.5, 2.0, 1.0], "num_thresholds": 20},
+        binary_columns_batch,
+    ),
+    (
+        "auc_labels_weights_pr",
+        K.AUC,
+        {"multi_label": True, "label_weights": [0.5, 2.0, 0.0], "thresholds": [0.2, 0.5], "curve": "PR"},
+        binary_columns_batch,
+    ),
 ]
 
 # Keras does not broadcast the weights of these to all positions.
@@ -251,7 +310,7 @@ def make():
             for i, (y_true, y_pred) in enumerate(data):
                 weight = weights(len(y_true)) if weights else None
                 metric.update_state(y_true, y_pred, sample_weight=weight)
-                results.append(float(metric.result()))
+                results.append(np.asarray(metric.result(), "float32"))
                 tensors |= {f"y_true/{i}": y_true, f"y_pred/{i}": y_pred}
                 if weights:
                     tensors[f"sample_weight/{i}"] = weight

@@ -56,13 +56,11 @@ pub fn run(args: &Evaluate, context: &RunContext) -> Result<()> {
     )?;
     let rows = || data.evaluated().in_order(batch);
     let logs = model.evaluate_with(rows()?, Inference::new())?;
-    let text: Vec<String> =
-        logs.iter().map(|(name, v)| format!("{}: {v:.4}", shown(name))).collect();
     if chief {
         let mut out = terminal::stdout();
         writeln!(out, "{}", report::describe_evaluated(&data))?;
         writeln!(out, "{}", report::describe_inputs(&data))?;
-        writeln!(out, "test - {}", text.join(" - "))?;
+        writeln!(out, "test - {logs}")?;
     }
     if args.confusion.is_some() || args.samples.is_some() {
         let outputs = model.predict(rows()?)?;

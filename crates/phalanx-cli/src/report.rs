@@ -228,16 +228,14 @@ pub fn time_breakdown(model: &mut Model, history: &History) -> Result<[(&'static
 pub fn print_summary(
     model: &mut Model,
     history: &History,
-    logs: &[(String, Option<f64>)],
+    logs: Option<&Logs>,
     scaling: Option<&Scaling>,
     args: &Train,
 ) -> Result<()> {
     let mut out = terminal::stdout();
-    let value = |(name, v): &(String, Option<f64>)| Some(format!("{}: {:.4}", shown(name), (*v)?));
-    let text: Vec<String> = logs.iter().filter_map(value).collect();
-    match text.is_empty() {
-        true => writeln!(out, "test - no rows (--test-split or x_test and y_test give some)")?,
-        false => writeln!(out, "test - {}", text.join(" - "))?,
+    match logs {
+        None => writeln!(out, "test - no rows (--test-split or x_test and y_test give some)")?,
+        Some(logs) => writeln!(out, "test - {logs}")?,
     }
     let all = history.run_seconds();
     if all > 0.0 {

@@ -21,7 +21,7 @@ use phalanx::optimizers;
 use phalanx::plots;
 use phalanx::prelude::*;
 use phalanx::strategy::Backend;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
@@ -70,7 +70,7 @@ pub fn run(args: &Train, context: &RunContext) -> Result<()> {
             "notice: the run already has {done} epochs; raise --epochs to continue it"
         )?;
     }
-    let logs = evaluate_test_rows(&mut model, &data, &sizes, &history)?;
+    let logs = evaluate_test_rows(&mut model, &data, &sizes)?;
     if let Some(path) = &args.save {
         save(&model, &data.preprocessing, path)?;
     }
@@ -82,8 +82,7 @@ pub fn run(args: &Train, context: &RunContext) -> Result<()> {
         false => None,
     };
     if let Some(json) = json {
-        let mut fields: Vec<(String, Value)> =
-            logs.iter().map(|(name, v)| (format!("test_{name}"), json!(v))).collect();
+        let mut fields = test_fields(logs.as_ref(), &history);
         fields.push(("seconds".into(), begin.elapsed().as_secs_f64().into()));
         fields.push(("weights_sha256".into(), model.weights_sha256()?.into()));
         let times = report::time_breakdown(&mut model, &history)?;
@@ -96,7 +95,7 @@ pub fn run(args: &Train, context: &RunContext) -> Result<()> {
         plots::curves(&history, &title, path)?;
     }
     if verbose > 0 {
-        report::print_summary(&mut model, &history, &logs, scaling.as_ref(), args)?;
+        report::print_summary(&mut model, &history, logs.as_ref(), scaling.as_ref(), args)?;
     }
     Ok(())
 }
@@ -264,19 +263,26 @@ fn fit_arguments(args: &Train, data: &PreparedData, sizes: &RunSizes) -> Result<
     }
 }
 
-/// Loss and metrics on the test rows. Without test rows, their names only.
+/// Loss and metrics on the test rows, if there are any.
 fn evaluate_test_rows(
     model: &mut Model,
     data: &PreparedData,
     sizes: &RunSizes,
-    history: &History,
-) -> Result<Vec<(String, Option<f64>)>> {
-    let Some(test) = &data.test else {
-        let names = history.names().filter(|name| !name.starts_with("val_") && *name != "lr");
-        return Ok(names.map(|name| (name.to_string(), None)).collect());
-    };
-    let logs = model.evaluate_with(test.in_order(sizes.batch)?, Inference::new())?.to_vec();
-    Ok(logs.into_iter().map(|(name, value)| (name, Some(value))).collect())
+) -> Result<Option<Logs>> {
+    let Some(test) = &data.test else { return Ok(None) };
+    Ok(Some(model.evaluate_with(test.in_order(sizes.batch)?, Inference::new())?))
+}
+
+/// Loss and metrics on the test rows as JSON; `null` under the names of the training without test rows.
+fn test_fields(logs: Option<&Logs>, history: &History) -> Vec<(String, Value)> {
+    let field = |name: &str, value: Value| (format!("test_{name}"), value);
+    match logs {
+        Some(logs) => logs.to_json().map(|(name, value)| field(name, value)).collect(),
+        None => {
+            let names = history.names().filter(|name| !name.starts_with("val_") && *name != "lr");
+            names.map(|name| field(name, Value::Null)).collect()
+        }
+    }
 }
 
 /// Adds the callbacks for the schedule, checkpoints and logs.

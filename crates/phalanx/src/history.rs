@@ -1,5 +1,6 @@
 //! The metrics of a training run, by epoch.
 
+use crate::model::Logs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -11,6 +12,14 @@ pub struct History {
     /// Values by name: `loss`, `accuracy`, `val_loss`, `val_accuracy`, `lr`, ….
     #[serde(with = "crate::json_float::series")]
     pub values: BTreeMap<String, Vec<f64>>,
+    /// The numbers of metrics whose result is a vector, by name: one vector per epoch, empty if missing. `values` has
+    /// their means.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        with = "crate::json_float::vectors"
+    )]
+    pub vectors: BTreeMap<String, Vec<Vec<f64>>>,
     /// Duration of each epoch in seconds.
     pub seconds: Vec<f64>,
     /// Training throughput of each epoch in samples per second.
@@ -25,18 +34,26 @@ pub struct History {
 
 impl History {
     /// Adds an epoch that trained on `samples` samples in `seconds` seconds.
-    pub fn push(&mut self, epoch: usize, logs: &[(String, f64)], seconds: f64, samples: usize) {
+    pub fn push(&mut self, epoch: usize, logs: &Logs, seconds: f64, samples: usize) {
         let before = self.epochs.len();
         self.epochs.push(epoch);
         self.seconds.push(seconds);
         self.images_per_second.push(samples as f64 / seconds.max(1e-9));
-        for (name, value) in logs {
+        for (name, value) in logs.iter() {
             let series = self.values.entry(name.clone()).or_default();
             series.resize(before, f64::NAN);
             series.push(*value);
+            if let Some(vector) = logs.vector(name) {
+                let series = self.vectors.entry(name.clone()).or_default();
+                series.resize(before, vec![]);
+                series.push(vector.to_vec());
+            }
         }
         for series in self.values.values_mut() {
             series.resize(before + 1, f64::NAN);
+        }
+        for series in self.vectors.values_mut() {
+            series.resize(before + 1, vec![]);
         }
     }
 
@@ -62,9 +79,14 @@ impl History {
         self.input_wait
     }
 
-    /// The values of a metric, one per epoch; `None` for an unknown name.
+    /// The values of a metric, one per epoch; the means of vectors. `None` for an unknown name.
     pub fn get(&self, name: &str) -> Option<&[f64]> {
         self.values.get(name).map(Vec::as_slice)
+    }
+
+    /// The numbers of a metric whose result is a vector, one vector per epoch; `None` for every other name.
+    pub fn vectors(&self, name: &str) -> Option<&[Vec<f64>]> {
+        self.vectors.get(name).map(Vec::as_slice)
     }
 
     /// The value of a metric in the last epoch that has one.
@@ -82,7 +104,7 @@ impl History {
 mod tests {
     use super::*;
 
-    fn logs(pairs: &[(&str, f64)]) -> Vec<(String, f64)> {
+    fn logs(pairs: &[(&str, f64)]) -> Logs {
         pairs.iter().map(|(name, value)| (name.to_string(), *value)).collect()
     }
 
@@ -100,6 +122,30 @@ mod tests {
         assert_eq!((history.last("val_loss"), history.last("loss")), (Some(0.75), Some(0.125)));
         assert_eq!((history.get("accuracy"), history.last("accuracy")), (None, None));
         assert!(history.names().eq(["loss", "val_loss"]));
+    }
+
+    #[test]
+    fn vectors_have_an_entry_per_epoch_and_survive_json() {
+        let mut history = History::default();
+        history.push(0, &logs(&[("loss", 0.5)]), 1.0, 2);
+        let mut scored = logs(&[("loss", 0.25)]);
+        scored.push_vector("f1_score", vec![0.5, f64::NAN, 1.0]);
+        history.push(1, &scored, 1.0, 2);
+        history.push(2, &logs(&[("loss", 0.25)]), 1.0, 2);
+        let text = serde_json::to_string(&history).unwrap();
+        let back: History = serde_json::from_str(&text).unwrap();
+        for history in [&history, &back] {
+            let [none, scores, after] = history.vectors("f1_score").unwrap() else { panic!() };
+            assert!(none.is_empty() && after.is_empty(), "{none:?} {after:?}");
+            assert!(scores[0] == 0.5 && scores[1].is_nan() && scores[2] == 1.0, "{scores:?}");
+            assert!(history.get("f1_score").unwrap()[1].is_nan(), "the mean");
+            assert!(history.vectors("loss").is_none());
+        }
+        // Files of runs without vectors do not have the key.
+        history.vectors.clear();
+        let text = serde_json::to_string(&history).unwrap();
+        assert!(!text.contains("vectors"), "{text}");
+        assert!(serde_json::from_str::<History>(&text).unwrap().vectors.is_empty());
     }
 
     #[test]

@@ -59,6 +59,32 @@ pub(crate) mod series {
     }
 }
 
+/// For `#[serde(with = "…")]` on maps of series of vectors.
+pub(crate) mod vectors {
+    use super::JsonFloat;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use std::collections::BTreeMap;
+
+    type Series<T> = BTreeMap<String, Vec<Vec<T>>>;
+
+    pub(crate) fn serialize<S: Serializer>(
+        values: &Series<f64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let encode = |v: &Vec<f64>| v.iter().copied().map(JsonFloat).collect::<Vec<_>>();
+        let series = |v: &Vec<Vec<f64>>| v.iter().map(encode).collect::<Vec<_>>();
+        serializer.collect_map(values.iter().map(|(name, v)| (name, series(v))))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Series<f64>, D::Error> {
+        let plain = |v: Vec<JsonFloat>| v.into_iter().map(|e| e.0).collect::<Vec<_>>();
+        let series = Series::<JsonFloat>::deserialize(deserializer)?.into_iter();
+        Ok(series.map(|(name, v)| (name, v.into_iter().map(plain).collect())).collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -138,6 +138,29 @@ fn a_stateful_model_predicts_and_evaluates_with_the_batch_size_of_its_file() {
 
 /// A table of texts, and a model that takes them.
 #[test]
+fn metrics_of_a_file_whose_results_are_vectors_are_lists() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    let file = dir.path().join("model.keras");
+    std::fs::copy(root.join("metric_names_vectors.keras"), &file).unwrap();
+    let x = floats(&[12, 3], 0);
+    let labels = (0..36).map(|i| if i / 3 % 3 == i % 3 { 1.0 } else { 0.0 });
+    let y = Tensor::new([12, 3], labels.collect::<Vec<f32>>()).unwrap();
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y), ("x_test", &x), ("y_test", &y)]);
+    let evaluate = ["evaluate", "model.keras", "--data", "d.npz"];
+    let logs = load_model(&file).unwrap().evaluate_with((&x, &y), Inference::new()).unwrap();
+    for replicas in ["1", "2"] {
+        let out = succeeds(dir.path(), &[&evaluate[..], &["--replicas", replicas]].concat());
+        assert!(out.contains(&format!("test - {logs}\n")), "{out} should contain {logs}");
+    }
+    assert!(logs.to_string().contains(" - f1_score: ["), "{logs}");
+    let train = ["train", "model.keras", "--data", "d.npz", "--epochs", "1", "--json", "-"];
+    let last = end(&succeeds(dir.path(), &train));
+    assert_eq!(last["test_precision"].as_array().map(Vec::len), Some(3), "{last}");
+    assert!(last["test_auc"].is_number(), "{last}");
+}
+
+#[test]
 fn a_model_of_strings_trains_evaluates_and_predicts_on_a_table() {
     let dir = tempfile::tempdir().unwrap();
     let texts: Vec<String> = (0..40)

@@ -17,7 +17,8 @@ const MAX_HEADER: u64 = 1 << 20;
 /// `learning_rate` by name.
 ///
 /// As in Keras, a run without validation has `NA` in the validation columns, so that the tables of several runs
-/// have the same columns. Every line is in the file when its epoch ends.
+/// have the same columns. A metric whose result is a vector is a list in quotes, such as `"[0.5, 0.25]"`. Every line is
+/// in the file when its epoch ends.
 ///
 /// ```
 /// use phalanx::callbacks::CSVLogger;
@@ -125,6 +126,12 @@ fn number(value: f64) -> String {
     }
 }
 
+/// A vector as Keras writes it: a list in quotes.
+fn list(vector: &[f64]) -> String {
+    let numbers: Vec<String> = vector.iter().copied().map(number).collect();
+    format!("\"[{}]\"", numbers.join(", "))
+}
+
 impl Callback for CSVLogger {
     fn chief_only(&self) -> bool {
         true
@@ -169,7 +176,10 @@ impl Callback for CSVLogger {
         let cell = |name: &String| match name.as_str() {
             "epoch" => (view.epoch + self.first_epoch).to_string(),
             "learning_rate" => number(view.epoch_learning_rate()),
-            metric => view.log(metric).map_or("NA".into(), number),
+            metric => match view.logs.vector(metric) {
+                Some(vector) => list(vector),
+                None => view.log(metric).map_or("NA".into(), number),
+            },
         };
         let cells: Vec<String> = self.columns.iter().map(cell).collect();
         self.line(&cells)?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// Writes one object per epoch: `epoch`, counted from 1, every metric, `lr`, `seconds` and `images_per_second`.
-/// NaN and the infinities, which JSON lacks, are `null`.
+/// NaN and the infinities, which JSON lacks, are `null`. A metric whose result is a vector is an array.
 ///
 /// Clones write to the same file, so the program can write objects of its own:
 ///
@@ -110,14 +110,14 @@ impl Callback for JsonLines {
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
         let number = |series: &[f64]| series.last().map_or(Value::Null, |v| Value::from(*v));
         let first = [("epoch", Value::from(view.epoch + 1))];
-        let metrics = view.logs.iter().map(|(name, value)| (name.as_str(), Value::from(*value)));
         let scale = view.history.get("loss_scale").map(|scales| ("loss_scale", number(scales)));
         let last = [
             ("lr", Value::from(view.epoch_learning_rate())),
             ("seconds", number(&view.history.seconds)),
             ("images_per_second", number(&view.history.images_per_second)),
         ];
-        self.log().line(first.into_iter().chain(metrics).chain(scale).chain(last))?;
+        let metrics = first.into_iter().chain(view.logs.to_json());
+        self.log().line(metrics.chain(scale).chain(last))?;
         Ok(Action::Continue)
     }
 }

@@ -36,7 +36,7 @@ pub use terminate_on_nan::TerminateOnNaN;
 
 use crate::error::{Error, Result};
 use crate::history::History;
-use crate::model::{Definition, RunState};
+use crate::model::{Definition, Logs, RunState};
 use crate::saving::Training;
 use phalanx_graph::Tensor;
 use serde::Serialize;
@@ -95,9 +95,9 @@ pub struct View<'a> {
     /// The number of steps per epoch, if known.
     pub steps_per_epoch: Option<usize>,
     /// The current metrics: those of the epoch's batches and, at its end, of the validation.
-    pub logs: &'a [(String, f64)],
-    /// The names that `logs` has at the end of an epoch, available from the start.
-    pub metrics: &'a [String],
+    pub logs: &'a Logs,
+    /// The metrics that `logs` has at the end of an epoch, available from the start. Their values are those of no samples.
+    pub metrics: &'a Logs,
     /// The current learning rate.
     pub learning_rate: f64,
     /// The epochs so far, with their times. At the end of an epoch it includes that epoch.
@@ -111,7 +111,7 @@ pub struct View<'a> {
 impl View<'_> {
     /// The value of a metric in `logs`.
     pub fn log(&self, name: &str) -> Option<f64> {
-        self.logs.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+        self.logs.get(name)
     }
 
     /// The value of a monitored metric; `None` in an epoch without the validation that computes it.
@@ -123,9 +123,13 @@ impl View<'_> {
         Ok(value)
     }
 
-    /// Rejects a monitored metric that no epoch will have.
+    /// Rejects a monitored metric that no epoch will have, or whose result is a vector.
     fn check_monitor(&self, owner: &str, name: &str) -> Result<()> {
-        let known: Vec<&str> = self.metrics.iter().map(String::as_str).collect();
+        if let Some(vector) = self.metrics.vector(name) {
+            let received = format!("'{name}', which is a vector of {} numbers", vector.len());
+            return Err(Error::argument(owner, "monitor", "a metric of one number", received));
+        }
+        let known: Vec<&str> = self.metrics.iter().map(|(name, _)| name.as_str()).collect();
         if known.contains(&name) { Ok(()) } else { Err(unknown_monitor(owner, name, &known)) }
     }
 
@@ -383,8 +387,17 @@ mod tests {
             metrics: &[(&str, f64)],
             look: impl FnOnce(&View<'_>) -> T,
         ) -> T {
-            let logs: Vec<_> = metrics.iter().map(|(n, v)| (n.to_string(), *v)).collect();
-            let names: Vec<String> = logs.iter().map(|(name, _)| name.clone()).collect();
+            let logs = metrics.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+            self.view_of(epoch, &logs, look)
+        }
+
+        /// Calls `f` with a view of an epoch with these logs.
+        pub(super) fn view_of<T>(
+            &mut self,
+            epoch: usize,
+            logs: &Logs,
+            look: impl FnOnce(&View<'_>) -> T,
+        ) -> T {
             look(&View {
                 epoch,
                 epochs: 10,
@@ -392,8 +405,8 @@ mod tests {
                 iterations: self.step,
                 batch: 0,
                 steps_per_epoch: None,
-                logs: &logs,
-                metrics: &names,
+                logs,
+                metrics: logs,
                 learning_rate: self.learning_rate,
                 history: &self.history,
                 model: self.model.definition(),
@@ -408,7 +421,8 @@ mod tests {
             metrics: &[(&str, f64)],
             look: impl FnOnce(&View<'_>) -> T,
         ) -> T {
-            self.history.push(epoch, &[("lr".into(), self.learning_rate)], 2.0, 100);
+            let rate = [("lr".to_string(), self.learning_rate)].into_iter().collect();
+            self.history.push(epoch, &rate, 2.0, 100);
             self.view(epoch, metrics, look)
         }
     }

@@ -143,9 +143,9 @@ impl ModelCheckpoint {
         })?;
         self.progress.template = Template::parse(text)?;
         // A placeholder that will never have a value is detected now, not after an epoch.
-        let of_batches = |name: &&String| !name.starts_with("val_");
-        let there = |name: &&String| self.save_freq == Frequency::Epoch || of_batches(name);
-        let values = view.metrics.iter().filter(there).map(|name| (name.clone(), 0.0));
+        let every_epoch = self.save_freq == Frequency::Epoch;
+        let there = |(name, _): &&(String, f64)| every_epoch || !name.starts_with("val_");
+        let values = view.metrics.iter().filter(there).cloned();
         self.fill(view.epoch, values).map(|_| ())
     }
 

@@ -82,7 +82,7 @@ impl Callback for RemoteMonitor {
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
         let mut metrics: Map<String, Value> =
-            view.logs.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
+            view.logs.to_json().map(|(name, value)| (name.to_string(), value)).collect();
         metrics.insert("epoch".into(), view.epoch.into());
         if let Err(error) = self.send(&metrics.into()) {
             warning!("RemoteMonitor: could not reach {}: {error}", self.root);

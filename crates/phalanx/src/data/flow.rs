@@ -330,6 +330,7 @@ impl Epoch for FlowEpoch<'_> {
         reserve_slots(&mut batch.inputs, [(DType::F32, &dims[..])].into_iter(), room);
         let columns = flow.targets.iter().map(|t| (t.dtype(), t.dims()));
         reserve_slots(&mut batch.targets, columns, room);
+        batch.weighted = false;
         batch.sample_weight.clear();
         batch.sample_weight.resize(batch.local_len(), 1.0);
         let images = batch.inputs[0].f32_mut().unwrap_or_default();

@@ -60,6 +60,9 @@ pub struct HostBatch {
     pub targets: Vec<Tensor>,
     /// One weight per sample.
     pub sample_weight: Vec<f32>,
+    /// Whether the data have weights. Without any, all of `sample_weight` are 1. Only the sum of a loss that is one number
+    /// for the whole batch depends on it, as in Keras.
+    pub weighted: bool,
 }
 
 impl HostBatch {

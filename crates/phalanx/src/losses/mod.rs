@@ -172,6 +172,11 @@ pub trait Loss: Debug + Send + Sync {
         self.ignored_class().map(|ignored| counted_labels(g, y_true, ignored)).transpose()
     }
 
+    /// Whether the loss of predictions of this type is one number for the whole batch, which every sample has as its value.
+    fn is_of_batch(&self, _prediction: &Type) -> bool {
+        false
+    }
+
     /// Whether rows of targets may be shorter than the loss takes them, followed by zeros.
     fn pads_targets(&self) -> bool {
         false

@@ -7,10 +7,10 @@
 //! loss. With `axis` they are over the given axes only.
 
 use super::axis::{sample_axis, sum_over};
-use super::{Common, EPSILON, Loss, Reduction};
+use super::{Common, EPSILON, Loss};
 use crate::config::options;
 use crate::constraints::Axes;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{Graph, NodeId, Op, Scope, Type};
@@ -45,8 +45,7 @@ struct SumAxes {
 }
 
 impl SumAxes {
-    /// The axes that a loss names. Keras adds the values of a batch only if there are several, so that the sum of a
-    /// loss of the whole batch would depend on whether samples have weights: that reduction is refused.
+    /// The axes that a loss names.
     fn new(loss: &dyn Loss, axis: Option<&Axes>, ty: &Type) -> Result<SumAxes> {
         let rank = ty.dims.len() as i64 + 1;
         let all: Vec<i64> = (0..rank).collect();
@@ -55,10 +54,6 @@ impl SumAxes {
             .iter()
             .partition(|axis| **axis == 0 || **axis == -rank);
         let owner = loss.owner();
-        if !batch.is_empty() && loss.reduction() == Reduction::Sum {
-            let expected = "a mean, because the loss is one number for the batch";
-            return Err(Error::argument(owner, "reduction", expected, "sum"));
-        }
         let mut sample = others
             .into_iter()
             .map(|axis| sample_axis(&owner, axis, ty))
@@ -105,6 +100,10 @@ fn complement(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
 impl Loss for Dice {
     keras_class!("Dice", common);
 
+    fn is_of_batch(&self, prediction: &Type) -> bool {
+        SumAxes::new(self, self.axis.as_ref(), prediction).is_ok_and(|axes| axes.batch)
+    }
+
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let axes = SumAxes::new(self, self.axis.as_ref(), g.ty(y_pred))?;
         let product = g.mul(y_true, y_pred)?;
@@ -117,6 +116,10 @@ impl Loss for Dice {
 
 impl Loss for Tversky {
     keras_class!("Tversky", common);
+
+    fn is_of_batch(&self, prediction: &Type) -> bool {
+        SumAxes::new(self, self.axis.as_ref(), prediction).is_ok_and(|axes| axes.batch)
+    }
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let axes = SumAxes::new(self, self.axis.as_ref(), g.ty(y_pred))?;

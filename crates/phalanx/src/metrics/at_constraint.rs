@@ -2,41 +2,17 @@
 //!
 //! With the counts at evenly spaced thresholds from 0 to 1: precision is `tp / (tp + fp)`, recall (also called
 //! sensitivity) `tp / (tp + fn)` and specificity `tn / (tn + fp)`.
-//!
-//! The state holds, for each threshold, the total weight of the positives scored above it, then the same of the
-//! negatives, then the total weights of both. A single threshold is ½.
 
+use super::threshold_counts::{Counts, ThresholdSet};
 use super::{
-    MAX_THRESHOLDS, Metric, check_threshold, check_weights, class_slice, owner, position_sums,
-    ratio, targets_like_predictions,
+    MAX_THRESHOLDS, Metric, check_threshold, check_weights, class_slice, owner,
+    targets_like_predictions,
 };
 use crate::config::options;
 use crate::error::{Error, Result};
 use crate::registry::keras_class;
 use phalanx_graph::ops::Binary;
-use phalanx_graph::{Graph, NodeId, Op, Type};
-
-/// Counts at a threshold.
-struct Counts {
-    true_positives: f64,
-    false_positives: f64,
-    positives: f64,
-    negatives: f64,
-}
-
-impl Counts {
-    fn precision(&self) -> f64 {
-        ratio(self.true_positives, self.true_positives + self.false_positives)
-    }
-
-    fn recall(&self) -> f64 {
-        ratio(self.true_positives, self.positives)
-    }
-
-    fn specificity(&self) -> f64 {
-        ratio(self.negatives - self.false_positives, self.negatives)
-    }
-}
+use phalanx_graph::{Graph, NodeId, Type};
 
 /// The largest value of `rate` at the thresholds where `constrained` is at least `limit`; 0 if there are none.
 fn best(
@@ -45,16 +21,7 @@ fn best(
     constrained: fn(&Counts) -> f64,
     rate: fn(&Counts) -> f64,
 ) -> f64 {
-    let [above @ .., positives, negatives] = state else { return 0.0 };
-    let (true_positives, false_positives) = above.split_at(above.len() / 2);
-    let at = |(tp, fp): (&f64, &f64)| Counts {
-        true_positives: *tp,
-        false_positives: *fp,
-        positives: *positives,
-        negatives: *negatives,
-    };
-    let feasible = true_positives.iter().zip(false_positives).map(at);
-    let feasible = feasible.filter(|counts| constrained(counts) >= limit);
+    let feasible = Counts::of(state).into_iter().filter(|counts| constrained(counts) >= limit);
     feasible.map(|counts| rate(&counts)).fold(0.0, f64::max)
 }
 
@@ -63,11 +30,11 @@ fn counts(
     metric: &dyn Metric,
     g: &mut Graph,
     [y_true, y_pred, weight]: [NodeId; 3],
-    thresholds: usize,
+    thresholds: ThresholdSet<'_>,
     class_id: Option<usize>,
 ) -> Result<NodeId> {
     let y_true = targets_like_predictions(metric, g, y_true, y_pred)?;
-    let (zero, one, half) = (g.scalar(0.0), g.scalar(1.0), g.scalar(0.5));
+    let (zero, one) = (g.scalar(0.0), g.scalar(1.0));
     let no = g.binary(Binary::Eq, y_true, zero)?;
     let (mut label, mut score) = (g.sub(one, no)?, y_pred);
     if let Some(class) = class_id {
@@ -75,22 +42,12 @@ fn counts(
         score = class_slice(metric, g, score, class)?;
     }
     check_weights(metric, g, score, weight)?;
-    let other = g.sub(one, label)?;
-    let classes = [g.mul(label, weight)?, g.mul(other, weight)?];
-    if thresholds == 1 {
-        let above = g.binary(Binary::Gt, score, half)?;
-        let [positive, negative] = classes;
-        let hits = [g.mul(positive, above)?, g.mul(negative, above)?];
-        return position_sums(g, &[hits, classes].concat());
-    }
-    // The first threshold of the op lies below 0. Here it is 0.
-    let above = g.binary(Binary::Gt, score, zero)?;
-    let weight = g.mul(weight, above)?;
-    let score = g.clamp(score, 0.0, 1.0)?;
-    let above = g.push(Op::ThresholdCounts { n: thresholds }, &[score, label, weight])?;
-    let above = g.reshape(above, &[2 * thresholds])?;
-    let totals = position_sums(g, &classes)?;
-    Ok(g.push(Op::Concat { axis: 0 }, &[above, totals])?)
+    thresholds.state(g, score, label, weight)
+}
+
+/// Evenly spaced thresholds. A single one is ½.
+fn evenly_spaced(n: usize) -> ThresholdSet<'static> {
+    if n == 1 { ThresholdSet::List(&[0.5]) } else { ThresholdSet::Even(n) }
 }
 
 fn check(metric: &dyn Metric, argument: &str, limit: f64, thresholds: usize) -> Result<()> {
@@ -140,11 +97,11 @@ macro_rules! best_rate {
                 weight: NodeId,
             ) -> Result<NodeId> {
                 let operands = [y_true, y_pred, weight];
-                counts(self, g, operands, self.num_thresholds, self.class_id)
+                counts(self, g, operands, evenly_spaced(self.num_thresholds), self.class_id)
             }
 
             fn state_len(&self, _: &Type) -> usize {
-                2 * self.num_thresholds + 2
+                evenly_spaced(self.num_thresholds).state_len()
             }
 
             fn result(&self, state: &[f64]) -> f64 {

@@ -1,10 +1,9 @@
 //! Counts of correct and wrong decisions over all positions, and their ratios: precision, `tp / (tp + fp)`, and
-//! recall, `tp / (tp + fn)`. A prediction above the threshold is positive, and so is a target other than 0.
+//! recall, `tp / (tp + fn)`. A prediction above the threshold is positive, and so is a target other than 0. Several
+//! thresholds give a vector: a number for each.
 
-use super::{
-    Metric, check_threshold, check_weights, class_slice, owner, position_sums, ratio,
-    targets_like_predictions, top_k_mask,
-};
+use super::threshold_counts::{Counts, ThresholdSet, check_thresholds};
+use super::{Metric, check_weights, class_slice, owner, targets_like_predictions, top_k_mask};
 use crate::config::options;
 use crate::error::{Error, Result};
 use crate::registry::keras_class;
@@ -12,19 +11,28 @@ use phalanx_graph::ops::Binary;
 use phalanx_graph::{Graph, NodeId, Type};
 use serde::{Deserialize, Serialize};
 
-/// The threshold of a decision. Keras also writes it as a list.
+/// The score of classes that are not among the highest, and the threshold of the others.
+const LOWEST: f64 = -1e10;
+
+/// The threshold of a decision, or several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Thresholds {
     /// One.
     One(f64),
-    /// A list, which must have one element: a metric is one number.
+    /// A list. With several elements the result of the metric is a vector, a number for each.
     List(Vec<f64>),
 }
 
 impl From<f64> for Thresholds {
     fn from(threshold: f64) -> Thresholds {
         Thresholds::One(threshold)
+    }
+}
+
+impl From<Vec<f64>> for Thresholds {
+    fn from(thresholds: Vec<f64>) -> Thresholds {
+        Thresholds::List(thresholds)
     }
 }
 
@@ -50,99 +58,66 @@ impl Decision<'_> {
         if self.top_k == Some(0) {
             return Err(Error::argument(owner(metric), "top_k", "1 or more", 0));
         }
-        match self.thresholds.map_or(&[0.5][..], Thresholds::as_slice) {
-            [threshold] => check_threshold(metric, "thresholds", *threshold),
-            several => {
-                let received = format!("{several:?}");
-                Err(Error::argument(owner(metric), "thresholds", "one threshold", received))
-            }
+        self.thresholds.map_or(Ok(()), |list| check_thresholds(metric, list.as_slice()))
+    }
+
+    /// The thresholds. Without any, all of the highest-scoring classes are positive, or else scores above ½.
+    fn thresholds(&self) -> ThresholdSet<'_> {
+        match (self.thresholds, self.top_k) {
+            (Some(thresholds), _) => ThresholdSet::given(thresholds.as_slice()),
+            (None, Some(_)) => ThresholdSet::List(&[LOWEST]),
+            (None, None) => ThresholdSet::List(&[0.5]),
         }
     }
 
-    /// Whether each target, and each prediction, is positive: 1 or 0.
-    fn decide(
+    /// The weighted counts at each threshold.
+    fn counts(
         &self,
         metric: &dyn Metric,
         g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-    ) -> Result<(NodeId, NodeId)> {
+        [y_true, y_pred, weight]: [NodeId; 3],
+    ) -> Result<NodeId> {
         let y_true = targets_like_predictions(metric, g, y_true, y_pred)?;
         let (zero, one) = (g.scalar(0.0), g.scalar(1.0));
         let no = g.binary(Binary::Eq, y_true, zero)?;
-        let mut target = g.sub(one, no)?;
-        let best = self.top_k.map(|k| top_k_mask(metric, g, y_pred, k)).transpose()?;
-        let threshold = self.thresholds.and_then(|t| t.as_slice().first().copied());
-        let mut predicted = match (best, threshold) {
-            (Some(best), None) => best,
-            (best, threshold) => {
-                let threshold = g.scalar(f64::from(threshold.unwrap_or(0.5) as f32));
-                let above = g.binary(Binary::Gt, y_pred, threshold)?;
-                best.map_or(Ok(above), |best| g.mul(above, best))?
-            }
-        };
-        if let Some(class) = self.class_id {
-            target = class_slice(metric, g, target, class)?;
-            predicted = class_slice(metric, g, predicted, class)?;
+        let (mut label, mut score) = (g.sub(one, no)?, y_pred);
+        if let Some(k) = self.top_k {
+            let best = top_k_mask(metric, g, y_pred, k)?;
+            let lowest = g.scalar(LOWEST);
+            score = g.select(best, score, lowest)?;
         }
-        Ok((target, predicted))
+        if let Some(class) = self.class_id {
+            label = class_slice(metric, g, label, class)?;
+            score = class_slice(metric, g, score, class)?;
+        }
+        check_weights(metric, g, label, weight)?;
+        self.thresholds().state(g, score, label, weight)
     }
 }
 
-/// A cell of the confusion matrix.
-#[derive(Clone, Copy)]
-enum Cell {
-    TruePositive,
-    FalsePositive,
-    TrueNegative,
-    FalseNegative,
+/// The mean of a result at each threshold; 0 for none.
+fn mean(state: &[f64], of: fn(&Counts) -> f64) -> f64 {
+    let counts = Counts::of(state);
+    counts.iter().map(of).sum::<f64>() / counts.len().max(1) as f64
 }
 
-impl Cell {
-    /// 1 where a decision falls into the cell, else 0.
-    fn of(self, g: &mut Graph, target: NodeId, predicted: NodeId) -> Result<NodeId> {
-        let one = g.scalar(1.0);
-        let not = |g: &mut Graph, x: NodeId| g.sub(one, x);
-        let (target, predicted) = match self {
-            Cell::TruePositive => (target, predicted),
-            Cell::FalsePositive => (not(g, target)?, predicted),
-            Cell::TrueNegative => (not(g, target)?, not(g, predicted)?),
-            Cell::FalseNegative => (target, not(g, predicted)?),
-        };
-        Ok(g.mul(target, predicted)?)
-    }
+/// The results at several thresholds.
+fn vector(state: &[f64], of: fn(&Counts) -> f64) -> Option<Vec<f64>> {
+    let counts = Counts::of(state);
+    (counts.len() > 1).then(|| counts.iter().map(of).collect())
 }
 
-/// Weighted sums of cells.
-fn counts(
-    metric: &dyn Metric,
-    g: &mut Graph,
-    operands: [NodeId; 3],
-    decision: &Decision<'_>,
-    cells: &[Cell],
-) -> Result<NodeId> {
-    let [y_true, y_pred, weight] = operands;
-    let (target, predicted) = decision.decide(metric, g, y_true, y_pred)?;
-    check_weights(metric, g, target, weight)?;
-    let mut counted = vec![];
-    for cell in cells {
-        let count = cell.of(g, target, predicted)?;
-        counted.push(g.mul(count, weight)?);
-    }
-    position_sums(g, &counted)
-}
-
-/// Declares a metric of one or two cells. Two cells are the hits and the misses of a ratio.
-macro_rules! cells {
+/// Declares a metric whose result is `$result` of the counts.
+macro_rules! decisions {
     (
-        $(#[$doc:meta])* $class:ident, $name:literal, [$($cell:ident),+]
+        $(#[$doc:meta])* $class:ident, $name:literal, $result:expr
         $(, $(#[$option_doc:meta])* $option:ident)*
     ) => {
         options! {
             $(#[$doc])*
             pub struct $class {
                 name: $name;
-                /// Predictions above it count as positive; `None` means 0.5.
+                /// Predictions above it count as positive; `None` means 0.5. Several give a vector.
                 thresholds: Option<Thresholds> = None,
                 $($(#[$option_doc])* $option: Option<usize> = None,)*
             }
@@ -179,51 +154,51 @@ macro_rules! cells {
                 y_pred: NodeId,
                 weight: NodeId,
             ) -> Result<NodeId> {
-                counts(self, g, [y_true, y_pred, weight], &self.decision(), &[$(Cell::$cell),+])
+                self.decision().counts(self, g, [y_true, y_pred, weight])
             }
 
             fn state_len(&self, _: &Type) -> usize {
-                [$(Cell::$cell),+].len()
+                self.decision().thresholds().state_len()
             }
 
             fn result(&self, state: &[f64]) -> f64 {
-                match state {
-                    [count] => *count,
-                    [hits, misses] => ratio(*hits, hits + misses),
-                    _ => 0.0,
-                }
+                mean(state, $result)
+            }
+
+            fn vector(&self, state: &[f64]) -> Option<Vec<f64>> {
+                vector(state, $result)
             }
         }
     };
 }
 
-cells! {
+decisions! {
     /// The number of positive targets that are predicted.
-    TruePositives, "true_positives", [TruePositive]
+    TruePositives, "true_positives", |counts| counts.true_positives
 }
-cells! {
+decisions! {
     /// The number of other targets that are predicted as positive.
-    FalsePositives, "false_positives", [FalsePositive]
+    FalsePositives, "false_positives", |counts| counts.false_positives
 }
-cells! {
+decisions! {
     /// The number of other targets that are not predicted as positive.
-    TrueNegatives, "true_negatives", [TrueNegative]
+    TrueNegatives, "true_negatives", Counts::true_negatives
 }
-cells! {
+decisions! {
     /// The number of positive targets that are not predicted.
-    FalseNegatives, "false_negatives", [FalseNegative]
+    FalseNegatives, "false_negatives", Counts::false_negatives
 }
-cells! {
+decisions! {
     /// The fraction of positive predictions that are correct.
-    Precision, "precision", [TruePositive, FalsePositive],
+    Precision, "precision", Counts::precision,
     /// Only the `top_k` highest-scoring classes of a sample count as predicted.
     top_k,
     /// The only class that counts.
     class_id
 }
-cells! {
+decisions! {
     /// The fraction of positive targets that are predicted.
-    Recall, "recall", [TruePositive, FalseNegative],
+    Recall, "recall", Counts::recall,
     /// Only the `top_k` highest-scoring classes of a sample count as predicted.
     top_k,
     /// The only class that counts.

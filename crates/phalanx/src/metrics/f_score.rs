@@ -30,7 +30,7 @@ options! {
     /// F-score, which weighs recall `beta` times as much as precision.
     pub struct FBetaScore {
         name: "fbeta_score";
-        /// How the scores of the classes become one number. Keras' default, a score for each class, is not supported.
+        /// How the scores of the classes become one number; `None`: a score for each class.
         average: Option<Average> = None,
         /// How much more recall counts than precision.
         beta: f64 = 1.0,
@@ -43,18 +43,14 @@ options! {
     /// F-score with `beta` 1: the harmonic mean of precision and recall.
     pub struct F1Score {
         name: "f1_score";
-        /// How the scores of the classes become one number. Keras' default, a score for each class, is not supported.
+        /// How the scores of the classes become one number; `None`: a score for each class.
         average: Option<Average> = None,
         /// Predictions above it count as positive; `None`: only the highest-scoring class.
         threshold: Option<f64> = None,
     }
 }
 
-fn check(metric: &dyn Metric, average: Option<Average>, threshold: Option<f64>) -> Result<()> {
-    if average.is_none() {
-        let expected = "'micro', 'macro' or 'weighted', because a metric is one number";
-        return Err(Error::argument(owner(metric), "average", expected, "null"));
-    }
+fn check(metric: &dyn Metric, threshold: Option<f64>) -> Result<()> {
     match threshold {
         Some(t) if !(t > 0.0 && t <= 1.0) => {
             Err(Error::argument(owner(metric), "threshold", "a number above 0, up to 1", t))
@@ -108,13 +104,19 @@ fn score([hits, wrong, missed]: [f64; 3], beta: f64) -> f64 {
     (1.0 + square) * precision * recall / (square * precision + recall + EPSILON)
 }
 
-fn averaged(state: &[f64], average: Option<Average>, beta: f64) -> f64 {
+/// The score of each class.
+fn scores(state: &[f64], beta: f64) -> Vec<f64> {
     let classes = state.len() / 4;
+    let at = |class: usize| [0, 1, 2].map(|line| state[line * classes + class]);
+    (0..classes).map(|class| score(at(class), beta)).collect()
+}
+
+fn averaged(state: &[f64], average: Option<Average>, beta: f64) -> f64 {
+    let scores = scores(state, beta);
+    let classes = scores.len();
     if classes == 0 {
         return 0.0;
     }
-    let at = |class: usize| [0, 1, 2].map(|line| state[line * classes + class]);
-    let scores = (0..classes).map(|class| score(at(class), beta));
     match average {
         Some(Average::Micro) => {
             let total = |line: usize| state[line * classes..(line + 1) * classes].iter().sum();
@@ -123,9 +125,9 @@ fn averaged(state: &[f64], average: Option<Average>, beta: f64) -> f64 {
         Some(Average::Weighted) => {
             let targets = &state[3 * classes..];
             let total = targets.iter().sum::<f64>() + EPSILON;
-            scores.zip(targets).map(|(score, weight)| score * weight / total).sum()
+            scores.iter().zip(targets).map(|(score, weight)| score * weight / total).sum()
         }
-        Some(Average::Macro) | None => scores.sum::<f64>() / classes as f64,
+        Some(Average::Macro) | None => scores.iter().sum::<f64>() / classes as f64,
     }
 }
 
@@ -136,7 +138,7 @@ impl Metric for FBetaScore {
         if !(self.beta > 0.0 && self.beta.is_finite()) {
             return Err(Error::argument(owner(self), "beta", "a number above 0", self.beta));
         }
-        check(self, self.average, self.threshold)
+        check(self, self.threshold)
     }
 
     fn update(
@@ -156,13 +158,17 @@ impl Metric for FBetaScore {
     fn result(&self, state: &[f64]) -> f64 {
         averaged(state, self.average, self.beta)
     }
+
+    fn vector(&self, state: &[f64]) -> Option<Vec<f64>> {
+        self.average.is_none().then(|| scores(state, self.beta))
+    }
 }
 
 impl Metric for F1Score {
     keras_class!("F1Score", name);
 
     fn validate(&self) -> Result<()> {
-        check(self, self.average, self.threshold)
+        check(self, self.threshold)
     }
 
     fn update(
@@ -181,5 +187,9 @@ impl Metric for F1Score {
 
     fn result(&self, state: &[f64]) -> f64 {
         averaged(state, self.average, 1.0)
+    }
+
+    fn vector(&self, state: &[f64]) -> Option<Vec<f64>> {
+        self.average.is_none().then(|| scores(state, 1.0))
     }
 }

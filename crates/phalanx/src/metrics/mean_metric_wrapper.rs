@@ -8,8 +8,18 @@ use phalanx_graph::{Graph, NodeId};
 use serde_json::{Value, json};
 
 const CLASS: &str = "MeanMetricWrapper";
+/// Keras' functions that are metrics and no losses.
+const METRIC_FUNCTIONS: [&str; 5] = [
+    "binary_accuracy",
+    "categorical_accuracy",
+    "sparse_categorical_accuracy",
+    "top_k_categorical_accuracy",
+    "sparse_top_k_categorical_accuracy",
+];
+/// Keys of a config that are not arguments of the function.
+const OWN_KEYS: [&str; 4] = ["fn", "name", "dtype", "reduction"];
 
-/// The mean over samples of one of Keras' loss functions, under a name of one's own.
+/// The mean over samples of one of Keras' functions, under a name of one's own.
 ///
 /// ```
 /// use phalanx::metrics::{MeanMetricWrapper, Metric};
@@ -23,7 +33,36 @@ const CLASS: &str = "MeanMetricWrapper";
 pub struct MeanMetricWrapper {
     name: String,
     function: String,
-    loss: Box<dyn Loss>,
+    arguments: Config,
+    values: Values,
+}
+
+/// What the mean is taken of.
+#[derive(Debug)]
+enum Values {
+    /// The values of a loss.
+    Loss(Box<dyn Loss>),
+    /// The values of a metric that is a mean itself.
+    Mean(Box<dyn Metric>),
+}
+
+impl Values {
+    fn of(function: &str, arguments: &Config) -> Result<Values> {
+        if METRIC_FUNCTIONS.contains(&function) {
+            return Ok(Values::Mean(super::from_config(function, arguments)?));
+        }
+        Ok(Values::Loss(losses::from_config(function, arguments)?))
+    }
+
+    /// The arguments of the function.
+    fn arguments(&self) -> Config {
+        let mut config = match self {
+            Values::Loss(loss) => loss.config(),
+            Values::Mean(metric) => metric.config(),
+        };
+        config.retain(|key, _| !OWN_KEYS.contains(&key.as_str()));
+        config
+    }
 }
 
 impl MeanMetricWrapper {
@@ -32,8 +71,44 @@ impl MeanMetricWrapper {
     /// # Errors
     /// A function that Phalanx does not have.
     pub fn new(function: &str, name: &str) -> Result<MeanMetricWrapper> {
-        let loss = losses::get(function)?;
-        Ok(MeanMetricWrapper { name: name.into(), function: function.into(), loss })
+        MeanMetricWrapper::with_arguments(function, name, &Config::new())
+    }
+
+    /// The mean of a function with arguments, which have the names of Keras.
+    ///
+    /// ```
+    /// use phalanx::metrics::MeanMetricWrapper;
+    ///
+    /// let arguments = serde_json::json!({ "delta": 2.0 });
+    /// let arguments = arguments.as_object().unwrap();
+    /// let metric = MeanMetricWrapper::with_arguments("huber", "error", arguments)?;
+    /// assert!(MeanMetricWrapper::with_arguments("mse", "error", arguments).is_err());
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A function that Phalanx does not have, or an argument that the function does not take.
+    pub fn with_arguments(
+        function: &str,
+        name: &str,
+        arguments: &Config,
+    ) -> Result<MeanMetricWrapper> {
+        let values = Values::of(function, arguments)?;
+        let known = values.arguments();
+        if let Some((key, value)) = arguments.iter().find(|(key, _)| !known.contains_key(*key)) {
+            let names: Vec<&str> = known.keys().map(String::as_str).collect();
+            let expected = match names.is_empty() {
+                true => format!("no arguments of {function}"),
+                false => format!("an argument of {function}: {}", names.join(", ")),
+            };
+            return Err(Error::argument(CLASS, key.clone(), expected, value));
+        }
+        // Without sample weights, Keras counts ignored labels as zeros. A metric does not know whether there are weights.
+        if let Some(ignored) = arguments.get("ignore_class").filter(|value| !value.is_null()) {
+            return Err(Error::argument(CLASS, "ignore_class", "null", ignored));
+        }
+        let (name, function, arguments) = (name.into(), function.into(), arguments.clone());
+        Ok(MeanMetricWrapper { name, function, arguments, values })
     }
 
     /// Reads a Keras config.
@@ -47,13 +122,10 @@ impl MeanMetricWrapper {
             let expected = "a function of Keras";
             return Err(Error::argument(CLASS, "fn", expected, function));
         };
-        let options = ["fn", "name", "dtype", "reduction"];
-        if let Some(key) = config.keys().find(|key| !options.contains(&key.as_str())) {
-            let expected = "no arguments of the function";
-            return Err(Error::argument(CLASS, key.clone(), expected, &config[key]));
-        }
+        let mut arguments = config.clone();
+        arguments.retain(|key, _| !OWN_KEYS.contains(&key.as_str()));
         let name = config.get("name").and_then(Value::as_str).unwrap_or(function);
-        Ok(Box::new(MeanMetricWrapper::new(function, name)?))
+        Ok(Box::new(MeanMetricWrapper::with_arguments(function, name, &arguments)?))
     }
 }
 
@@ -70,7 +142,8 @@ impl Metric for MeanMetricWrapper {
             "registered_name": "function",
         });
         let entries = [("name", json!(self.name)), ("dtype", json!("float32")), ("fn", function)];
-        entries.into_iter().map(|(key, value)| (key.into(), value)).collect()
+        let entries = entries.into_iter().map(|(key, value)| (key.into(), value));
+        entries.chain(self.arguments.clone()).collect()
     }
 
     fn name(&self) -> &str {
@@ -92,7 +165,12 @@ impl Metric for MeanMetricWrapper {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        let values = self.loss.call(g, y_true, y_pred)?;
-        mean_state(self, g, values, weight)
+        match &self.values {
+            Values::Loss(loss) => {
+                let values = loss.call(g, y_true, y_pred)?;
+                mean_state(self, g, values, weight)
+            }
+            Values::Mean(metric) => metric.update(g, y_true, y_pred, weight),
+        }
     }
 }

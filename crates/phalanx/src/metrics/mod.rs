@@ -16,6 +16,7 @@ mod mean_metric_wrapper;
 mod r2_score;
 mod running;
 mod support;
+mod threshold_counts;
 mod top_k;
 
 pub use auc::{Curve, SummationMethod};
@@ -25,8 +26,9 @@ pub use mean::LossMetric;
 pub use r2_score::ClassAggregation;
 pub use support::mean_state as weighted_mean;
 use support::{
-    MAX_THRESHOLDS, check_labels, check_threshold, check_weights, class_slice, classes, mean_state,
-    mismatch, owner, position_sums, ratio, targets_like_predictions, top_k_mask,
+    MAX_LISTED_THRESHOLDS, MAX_THRESHOLDS, check_labels, check_threshold, check_weights,
+    class_slice, classes, mean_state, mismatch, owner, position_sums, ratio,
+    targets_like_predictions, top_k_mask,
 };
 
 pub use running::{Mean, Sum};
@@ -149,12 +151,18 @@ pub trait Metric: Debug + Send + Sync {
         2
     }
 
-    /// Computes the metric from sums over any number of rows; 0 for none.
+    /// Computes the metric from sums over any number of rows; 0 for none. If the result is a vector, this is the mean of
+    /// its numbers.
     fn result(&self, state: &[f64]) -> f64 {
         match state {
             [total, count] => ratio(*total, *count),
             _ => 0.0,
         }
+    }
+
+    /// The numbers of a metric whose result is a vector, such as a score for each class; `None` if it is one number.
+    fn vector(&self, _state: &[f64]) -> Option<Vec<f64>> {
+        None
     }
 
     /// Checks the options.
@@ -187,10 +195,14 @@ where
     Ok(Box::new(metric))
 }
 
+/// Keras writes the weights of labels as a tensor.
 fn read_auc(class: &Class<dyn Metric>, config: &Config) -> Result<Box<dyn Metric>> {
-    let options = [("thresholds", Value::Null), ("label_weights", Value::Null)];
-    config::check_fixed_options(class.name, config, &options)?;
-    read::<AUC>(class, config)
+    let mut config = config.clone();
+    let tensor = config.get("label_weights").and_then(|weights| weights.pointer("/config/value"));
+    if let Some(values) = tensor.cloned() {
+        config.insert("label_weights".into(), values);
+    }
+    read::<AUC>(class, &config)
 }
 
 /// Without sample weights, Keras counts ignored labels as correct. A metric here does not know whether there are

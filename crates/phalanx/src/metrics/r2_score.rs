@@ -3,9 +3,9 @@
 //! The state holds for each output the sum of the weighted targets, of their squares, of the squared errors and of the
 //! weights, then the number of targets.
 
-use super::{Metric, check_weights, mismatch, owner, targets_like_predictions};
+use super::{Metric, check_weights, mismatch, targets_like_predictions};
 use crate::config::options;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::registry::keras_class;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op, Type};
@@ -25,24 +25,43 @@ options! {
     /// The fraction of the variance of the targets that is predicted.
     pub struct R2Score {
         name: "r2_score";
-        /// How the scores of the outputs become one number. A score for each output is not supported.
+        /// How the scores of the outputs become one number; `None`: a score for each output.
         class_aggregation: Option<ClassAggregation> = Some(ClassAggregation::UniformAverage),
         /// The number of independent variables, for the adjusted score; 0 for the plain one.
         num_regressors: u64 = 0,
     }
 }
 
+impl R2Score {
+    /// The score of each output, and the variance of its targets. Without samples the scores are 0.
+    fn scores(state: &[f64]) -> Vec<(f64, f64)> {
+        let [sums @ .., samples] = state else { return vec![] };
+        let n = sums.len() / 4;
+        let score = |output: usize| {
+            if *samples == 0.0 {
+                return (0.0, 1.0);
+            }
+            let [sum, squares, errors, count] = [0, 1, 2, 3].map(|line| sums[line * n + output]);
+            let total = squares - sum * sum / count;
+            let score = 1.0 - errors / total;
+            (if score.is_infinite() { 0.0 } else { score }, total)
+        };
+        (0..n).map(score).collect()
+    }
+
+    /// A score adjusted for the number of independent variables. As in Keras, too few samples give the plain score.
+    fn adjusted(&self, score: f64, state: &[f64]) -> f64 {
+        let samples = state.last().copied().unwrap_or_default();
+        let freedom = samples - self.num_regressors as f64 - 1.0;
+        if self.num_regressors == 0 || freedom <= 0.0 {
+            return score;
+        }
+        1.0 - (1.0 - score) * (samples - 1.0) / freedom
+    }
+}
+
 impl Metric for R2Score {
     keras_class!("R2Score", name);
-
-    fn validate(&self) -> Result<()> {
-        if self.class_aggregation.is_some() {
-            return Ok(());
-        }
-        let expected =
-            "'uniform_average' or 'variance_weighted_average', because a metric is one number";
-        Err(Error::argument(owner(self), "class_aggregation", expected, "null"))
-    }
 
     fn update(
         &self,
@@ -76,30 +95,34 @@ impl Metric for R2Score {
     }
 
     fn result(&self, state: &[f64]) -> f64 {
-        let [sums @ .., samples] = state else { return 0.0 };
-        let n = sums.len() / 4;
-        if n == 0 || *samples == 0.0 {
-            return 0.0;
-        }
-        let (mut scores, mut variance) = (0.0, 0.0);
-        for output in 0..n {
-            let [sum, squares, errors, count] = [0, 1, 2, 3].map(|line| sums[line * n + output]);
-            let total = squares - sum * sum / count;
-            let score = 1.0 - errors / total;
-            let score = if score.is_infinite() { 0.0 } else { score };
-            let weight = match self.class_aggregation {
-                Some(ClassAggregation::VarianceWeightedAverage) => total,
-                _ => 1.0,
-            };
-            scores += weight * score;
-            variance += weight;
-        }
-        let score = scores / variance;
-        let freedom = samples - self.num_regressors as f64 - 1.0;
-        // As in Keras, too few samples give the plain score.
-        if self.num_regressors == 0 || freedom <= 0.0 {
-            return score;
-        }
-        1.0 - (1.0 - score) * (samples - 1.0) / freedom
+        let scores = R2Score::scores(state);
+        let Some(aggregation) = self.class_aggregation else {
+            return mean_by(scores.iter().map(|(score, _)| (self.adjusted(*score, state), 1.0)));
+        };
+        let weight = |variance: f64| match aggregation {
+            ClassAggregation::UniformAverage => 1.0,
+            ClassAggregation::VarianceWeightedAverage => variance,
+        };
+        let score = mean_by(scores.iter().map(|(score, variance)| (*score, weight(*variance))));
+        self.adjusted(score, state)
     }
+
+    fn vector(&self, state: &[f64]) -> Option<Vec<f64>> {
+        let scores = || R2Score::scores(state).into_iter();
+        let adjusted = || scores().map(|(score, _)| self.adjusted(score, state)).collect();
+        self.class_aggregation.is_none().then(adjusted)
+    }
+}
+
+/// The mean of numbers, each with its weight; 0 for none.
+fn mean_by(numbers: impl ExactSizeIterator<Item = (f64, f64)>) -> f64 {
+    if numbers.len() == 0 {
+        return 0.0;
+    }
+    let (mut total, mut weights) = (0.0, 0.0);
+    for (number, weight) in numbers {
+        total += weight * number;
+        weights += weight;
+    }
+    total / weights
 }

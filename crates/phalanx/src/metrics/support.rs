@@ -8,6 +8,9 @@ use phalanx_graph::{DType, Graph, NodeId, Op, Space, Type};
 /// The largest number of thresholds. Every threshold is a sum on every worker; a larger number is a typo.
 pub(super) const MAX_THRESHOLDS: usize = 1 << 20;
 
+/// The largest number of thresholds in a list. Each is a node of the graph.
+pub(super) const MAX_LISTED_THRESHOLDS: usize = 1024;
+
 /// The largest `top_k`. Each of the highest-scoring classes is a node of the graph.
 const MAX_TOP_K: usize = 1024;
 

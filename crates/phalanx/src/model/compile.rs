@@ -59,6 +59,9 @@ impl<M: Metric + 'static> From<M> for MetricArgument {
 
 /// The arguments of `compile`.
 ///
+/// Without a loss, a model trains on the penalties of its layers alone, as in Keras: regularizers, activity regularizers
+/// and what layers add to the loss. Its data then have no targets.
+///
 /// ```
 /// use phalanx::prelude::*;
 ///
@@ -217,6 +220,8 @@ pub(crate) struct ResolvedCompile {
     pub described: Map<String, Value>,
     pub strategy: MultiWorkerMirroredStrategy,
     pub seed: u64,
+    /// Whether the model can train and evaluate. Otherwise it only predicts.
+    pub compiled: bool,
 }
 
 impl Compile {
@@ -237,6 +242,7 @@ impl Compile {
         };
         let losses: Vec<Value> = self.losses.iter().map(loss_value).collect();
         let loss = match &losses[..] {
+            [] => Value::Null,
             [one] => one.clone(),
             _ => losses.into(),
         };
@@ -288,11 +294,22 @@ impl Compile {
             }
             Err(Error::argument("compile", argument, format!("one per output, {outputs}"), n))
         };
-        check_count("loss", losses.len())?;
+        // Without losses, a model trains on the penalties of its layers.
+        let targets = if losses.is_empty() { 0 } else { outputs };
+        if targets > 0 {
+            check_count("loss", losses.len())?;
+        }
         losses.iter().try_for_each(|l| l.validate())?;
         let loss_weights =
-            if self.loss_weights.is_empty() { vec![1.0; outputs] } else { self.loss_weights };
-        check_count("loss_weights", loss_weights.len())?;
+            if self.loss_weights.is_empty() { vec![1.0; targets] } else { self.loss_weights };
+        match targets {
+            0 if !loss_weights.is_empty() => {
+                let (expected, received) = ("none without a loss", loss_weights.len());
+                return Err(Error::argument("compile", "loss_weights", expected, received));
+            }
+            0 => {}
+            _ => check_count("loss_weights", loss_weights.len())?,
+        }
         if let Some(bad) = loss_weights.iter().find(|w| !w.is_finite()) {
             return Err(Error::argument("compile", "loss_weights", "finite numbers", bad));
         }
@@ -304,12 +321,25 @@ impl Compile {
             if lists.len() > outputs {
                 check_count(argument, lists.len())?;
             }
+            if targets == 0 && lists.iter().any(|list| !list.is_empty()) {
+                let expected = "none without a loss, which says what targets there are";
+                return Err(Error::argument("compile", argument, expected, lists.len()));
+            }
             for (of_output, list) in metrics.iter_mut().zip(lists) {
                 of_output.extend(list.into_iter().map(|m| (m, weighted)));
             }
         }
         let (strategy, seed) = (self.strategy, self.seed);
-        Ok(ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed })
+        Ok(ResolvedCompile {
+            optimizer,
+            losses,
+            loss_weights,
+            metrics,
+            described,
+            strategy,
+            seed,
+            compiled: true,
+        })
     }
 }
 
@@ -349,6 +379,11 @@ fn metric_value(metric: &MetricArgument) -> Value {
 }
 
 impl Model {
+    /// Whether the layers have penalties, on which the model can train without losses.
+    pub(crate) fn has_penalties(&self) -> Result<bool> {
+        Session::has_penalties(&self.def)
+    }
+
     /// Compiles model, loss, metrics, optimizer and strategy into step programs.
     ///
     /// # Errors

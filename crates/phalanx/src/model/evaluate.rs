@@ -117,8 +117,8 @@ impl Model {
         let interrupt = Interrupt::new();
         let steps = arguments.steps;
         let pass = Pass { data: &*data, name: DATA, steps, interrupt: &interrupt };
-        let (batches, history) = (pass.batches(), History::default());
-        let mut events = PassEvents::new(&mut arguments.callbacks, batches, &history);
+        let (batches, history, none) = (pass.batches(), History::default(), Logs::default());
+        let mut events = PassEvents::new(&mut arguments.callbacks, batches, (&history, &none));
         let logs = evaluate(session, &pass, Some(&mut progress), &mut events)?;
         Ok(logs.unwrap_or_default())
     }
@@ -263,7 +263,7 @@ impl Model {
         let (history, none) = (History::default(), Logs::default());
         let batches = limited(data.batches(), arguments.steps);
         let steps = arguments.steps.unwrap_or(usize::MAX);
-        let mut events = PassEvents::new(&mut arguments.callbacks, batches, &history);
+        let mut events = PassEvents::new(&mut arguments.callbacks, batches, (&history, &none));
         let mut batch = HostBatch::default();
         let mut epoch = data.epoch_of(0, 0, 0, shard.as_ref())?;
         let (mut done, mut is_nan) = (0, false);

@@ -492,7 +492,7 @@ fn ready<'a>(
     model: &str,
     call: &'static str,
 ) -> Result<&'a mut Session> {
-    let session = session.as_mut().filter(|session| session.objective.is_compiled());
+    let session = session.as_mut().filter(|session| session.objective.compiled);
     let session = session.ok_or_else(|| Error::NotCompiled { model: model.into(), call })?;
     session.weights.sync_to_devices()?;
     Ok(session)

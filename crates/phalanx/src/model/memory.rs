@@ -121,7 +121,7 @@ impl Model {
         f: impl FnOnce(&Session, ShapedStep) -> Result<T>,
     ) -> Result<T> {
         let session = lock(&self.session);
-        let can_plan = |s: &&Session| s.objective.is_compiled() || kind == StepKind::Predict;
+        let can_plan = |s: &&Session| s.objective.compiled || kind == StepKind::Predict;
         let model = || self.name().to_string();
         let session = session.as_ref().filter(can_plan);
         let session = session.ok_or_else(|| Error::NotCompiled { model: model(), call })?;

@@ -101,12 +101,12 @@ impl Model {
         Ok(Model::of(def))
     }
 
-    /// Returns the compile config and the optimizer's state, if the model is compiled with a loss.
+    /// Returns the compile config and the optimizer's state, if the model is compiled.
     pub(crate) fn training(&self) -> Result<Option<Training>> {
         let session = lock(&self.session);
         session
             .as_ref()
-            .filter(|session| session.objective.is_compiled())
+            .filter(|session| session.objective.compiled)
             .map(Session::training)
             .transpose()
     }
@@ -116,13 +116,13 @@ impl Model {
         let session = lock(&self.session);
         session
             .as_ref()
-            .filter(|session| session.objective.is_compiled())
+            .filter(|session| session.objective.compiled)
             .map(|session| session.state.iterations())
     }
 
-    /// Returns the session, if the model is compiled with a loss.
+    /// Returns the session, if the model is compiled.
     pub(crate) fn compiled_session_mut(&mut self) -> Option<&mut Session> {
-        self.session_slot().as_mut().filter(|session| session.objective.is_compiled())
+        self.session_slot().as_mut().filter(|session| session.objective.compiled)
     }
 
     /// Returns the session without locking: `&mut self` is exclusive.

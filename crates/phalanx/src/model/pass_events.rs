@@ -17,7 +17,7 @@ pub(super) struct PassEvents<'a> {
     pub epochs: usize,
     /// The number of batches, if known.
     pub steps: Option<usize>,
-    pub metrics: &'a [String],
+    pub metrics: &'a Logs,
     pub history: &'a History,
     /// Whether a callback asked to stop.
     pub stopped: bool,
@@ -28,9 +28,9 @@ impl<'a> PassEvents<'a> {
     pub fn new(
         callbacks: &'a mut [Box<dyn Callback>],
         steps: Option<usize>,
-        history: &'a History,
+        (history, metrics): (&'a History, &'a Logs),
     ) -> PassEvents<'a> {
-        let (epoch, epochs, metrics, stopped) = (0, 0, &[][..], false);
+        let (epoch, epochs, stopped) = (0, 0, false);
         PassEvents { callbacks, epoch, epochs, steps, metrics, history, stopped }
     }
 

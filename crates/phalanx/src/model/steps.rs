@@ -97,6 +97,15 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     Ok((fetches, seeds))
 }
 
+/// Whether layers add terms to the loss: their own, or penalties of weights that are trained.
+pub(crate) fn has_penalties(low: &Lowering) -> bool {
+    let penalized = |weight: &ModelWeight| {
+        let trained = low.graph.params()[weight.param.index()].trainable;
+        trained && weight.layer.weights()[weight.index].spec.regularizer.is_some()
+    };
+    !low.losses.is_empty() || low.weights.iter().any(penalized)
+}
+
 /// Appends the mean over the batch of a term that a layer added to the loss. Returns it with its seed.
 pub(crate) fn added_loss(
     g: &mut Graph,

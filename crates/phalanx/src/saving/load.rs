@@ -162,6 +162,10 @@ impl Load {
         let in_file = |error| with_path(path, error);
         let compile = keras::compile(config, &model.output_names()).map_err(in_file)?;
         let Some(mut compile) = compile else { return Ok(()) };
+        // Keras also compiles models that cannot be trained.
+        if compile.losses.is_empty() && !model.has_penalties().map_err(in_file)? {
+            return Ok(());
+        }
         compile.strategy = self.strategy;
         compile.seed = self.seed;
         model.compile(compile).map_err(in_file)?;

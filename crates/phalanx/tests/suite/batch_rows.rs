@@ -59,16 +59,24 @@ fn identity(width: usize, loss: Box<dyn Loss>, strategy: MirroredStrategy) -> Mo
     model
 }
 
-/// Losses of `evaluate` and of training, and the gradient through the kernel, for every case of the fixture.
-fn check_circle(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(&str) -> bool) {
+/// Losses of `evaluate` and of training, and the gradient through the kernel, for every case of the fixture whose
+/// predictions are vectors.
+fn check_cases(
+    class: &str,
+    strategy: impl Fn() -> MirroredStrategy,
+    chosen: impl Fn(&str) -> bool,
+) {
     let fixture = Fixture::load("losses");
-    let cases = fixture.cases().filter(|case| case.class_name() == "Circle" && chosen(case.name));
+    let cases = fixture.cases().filter(|case| {
+        let vectors = case.tensor("y_pred").dims().len() == 2;
+        case.class_name() == class && vectors && chosen(case.name)
+    });
     let mut count = 0;
     for case in cases {
         let (x, y) = (case.tensor("y_pred"), case.tensor("y_true"));
         let (rows, width) = (x.rows(), x.row_len());
         let what = format!("{} on {:?}", case.name, strategy());
-        let loss = losses::from_config("Circle", case.config()).unwrap();
+        let loss = losses::from_config(class, case.config()).unwrap();
         let mut model = identity(width, loss, strategy());
         let mut weights = BatchWeights::new();
         if let Some(w) = case.find("sample_weight") {
@@ -101,7 +109,17 @@ fn check_circle(strategy: impl Fn() -> MirroredStrategy, chosen: impl Fn(&str) -
 #[test]
 fn circle_is_that_of_keras_on_any_number_of_devices() {
     for (devices, threads) in [(1, 1), (1, 2), (2, 1), (3, 2)] {
-        check_circle(|| cpus(devices, threads), |_| true);
+        check_cases("Circle", || cpus(devices, threads), |_| true);
+    }
+}
+
+/// The sum of a loss of the whole batch depends on whether there are sample weights.
+#[test]
+fn losses_of_a_batch_have_the_reductions_of_keras() {
+    for (devices, threads) in [(1, 1), (1, 2), (2, 1), (3, 2)] {
+        for class in ["Dice", "Tversky"] {
+            check_cases(class, || cpus(devices, threads), |_| true);
+        }
     }
 }
 
@@ -109,7 +127,7 @@ fn circle_is_that_of_keras_on_any_number_of_devices() {
 #[test]
 fn circle_is_that_of_keras_on_emulated_gpus() {
     for devices in 1..=3 {
-        check_circle(|| gpus(devices), |name| name == "circle_soft_weighted");
+        check_cases("Circle", || gpus(devices), |name| name == "circle_soft_weighted");
     }
 }
 

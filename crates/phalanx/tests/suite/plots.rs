@@ -15,8 +15,7 @@ fn history(epochs: usize, series: &[Series]) -> History {
     let mut history = History::default();
     for epoch in 0..epochs {
         let at = epoch as f64 / epochs as f64;
-        let logs: Vec<(String, f64)> =
-            series.iter().map(|(name, value)| (name.to_string(), value(at))).collect();
+        let logs = series.iter().map(|(name, value)| (name.to_string(), value(at))).collect();
         history.push(epoch, &logs, 1.0, 100);
     }
     history

@@ -66,6 +66,7 @@ impl Epoch for ArraysEpoch<'_> {
         for (slot, column) in batch.targets.iter_mut().zip(&arrays.targets) {
             rows.gather_tensor(column, slot);
         }
+        batch.weighted = arrays.weights.is_some();
         batch.sample_weight.resize(batch.local_len(), 1.0);
         match &arrays.weights {
             Some(weights) => rows.copy(weights, 1, &mut batch.sample_weight),

@@ -460,7 +460,9 @@ impl Epoch for PipelineEpoch {
         batch.inputs = tensors.by_ref().take(1).collect();
         batch.strings = vec![self.strings.clone()];
         batch.targets = tensors.by_ref().take(1).collect();
-        batch.sample_weight = match tensors.next() {
+        let weights = tensors.next();
+        batch.weighted = weights.is_some();
+        batch.sample_weight = match weights {
             None => vec![1.0; local_len],
             Some(weights) => match weights.f32() {
                 Some(values) if values.len() == here => values[..local_len].to_vec(),

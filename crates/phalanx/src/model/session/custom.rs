@@ -61,11 +61,13 @@ impl Session {
         let objective = Objective {
             optimizer,
             losses: vec![],
+            of_batch: vec![],
             loss_weights: vec![1.0; recorded.phases.len()],
             metrics,
             described: described.into_iter().collect(),
             output_names: vec![],
             custom: Some(custom),
+            compiled: true,
             test,
         };
         objective.check_names()?;

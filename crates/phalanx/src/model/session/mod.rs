@@ -166,12 +166,16 @@ impl Session {
     /// for a model without losses, the prediction step. If sizes are open, it has examples of them, and steps are built
     /// when batches come.
     pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
-        let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
-            resolved;
+        let ResolvedCompile { optimizer, losses, loss_weights, metrics, .. } = resolved;
+        let ResolvedCompile { described, strategy, seed, compiled, .. } = resolved;
         let (inputs, synchronized) =
             (model.def.example_shapes(), strategy.local().is_deterministic());
-        let compiled = !losses.is_empty();
         let mut lowered = lower(&model.def, &inputs, compiled, (synchronized, 1), &*optimizer)?;
+        if compiled && losses.is_empty() && !steps::has_penalties(&lowered.low) {
+            let outputs = model.def.outputs.len();
+            let expected = format!("one per output, {outputs}, or layers with penalties");
+            return Err(Error::argument("compile", "loss", expected, "neither"));
+        }
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
         let targets: Vec<Type> =
@@ -195,15 +199,17 @@ impl Session {
             origin: BatchOrigin::default(),
             stateful_layer: None,
         };
-        let custom = None;
+        let of_batch = losses.iter().zip(&types).map(|(loss, ty)| loss.is_of_batch(ty)).collect();
         let objective = Objective {
             optimizer,
+            of_batch,
             losses,
             loss_weights,
             metrics,
             described,
             output_names,
-            custom,
+            custom: None,
+            compiled,
             test: None,
         };
         let declared = Declared {
@@ -217,6 +223,13 @@ impl Session {
         let shape = BatchShape::new(&session.objective, inputs, types)?;
         session.build_first_step(lowered, shape)?;
         Ok(session)
+    }
+
+    /// Whether the layers of a model have penalties, on which it can train without losses.
+    pub(crate) fn has_penalties(def: &Definition) -> Result<bool> {
+        let optimizer = crate::optimizers::SGD::default();
+        let lowered = lower(def, &def.example_shapes(), true, (false, 1), &optimizer)?;
+        Ok(steps::has_penalties(&lowered.low))
     }
 
     /// Joins the parts of a session and copies the weights to the devices.
@@ -272,12 +285,12 @@ impl Session {
     /// prediction for a model without losses. Finds losses and metrics that do not fit.
     fn build_first_step(&mut self, lowered: Lowered, shape: BatchShape) -> Result<()> {
         let open = self.def.is_open();
-        if self.objective.is_compiled() {
+        if self.objective.compiled {
             self.objective.check_names()?;
             let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
             self.programs.load_constraints(constraints)?;
         }
-        let kind = match self.objective.is_compiled() {
+        let kind = match self.objective.compiled {
             true if open => StepKind::Test,
             true => StepKind::Train,
             false => StepKind::Predict,
@@ -307,6 +320,7 @@ impl Session {
             described,
             strategy,
             seed: 0,
+            compiled: false,
         };
         Session::new(model, resolved)
     }

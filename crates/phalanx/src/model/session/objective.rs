@@ -24,11 +24,13 @@ pub(crate) struct Tracked {
 /// The metrics of an output as the user gave them, each with whether the sample weights count in it.
 pub(crate) type RequestedMetrics = Vec<(MetricArgument, bool)>;
 
-/// What a model is trained for. A model that only predicts has no losses.
+/// What a model is trained for. A model that only predicts, or trains on penalties alone, has no losses.
 pub(crate) struct Objective {
     pub optimizer: Box<dyn Optimizer>,
     pub losses: Vec<Box<dyn Loss>>,
     pub loss_weights: Vec<f64>,
+    /// The losses that are one number for the whole batch.
+    pub of_batch: Vec<bool>,
     /// By output.
     pub metrics: Vec<Vec<Tracked>>,
     /// Losses and metrics as the user gave them, under Keras' keys.
@@ -36,6 +38,8 @@ pub(crate) struct Objective {
     pub output_names: Vec<String>,
     /// The step that a program describes itself, in place of losses.
     pub custom: Option<CustomStep>,
+    /// Whether there is anything to train for.
+    pub compiled: bool,
     pub test: Option<TestReport>,
 }
 
@@ -67,11 +71,6 @@ pub(crate) fn resolve_metrics(
 }
 
 impl Objective {
-    /// Whether there is anything to train for.
-    pub fn is_compiled(&self) -> bool {
-        !self.losses.is_empty() || self.custom.is_some()
-    }
-
     /// The optimizers of a custom step by their index. The session holds one of them.
     pub fn step_optimizer<'a>(&'a self, custom: &'a CustomStep, index: usize) -> &'a dyn Optimizer {
         custom.optimizer(index, Some(&*self.optimizer))
@@ -167,7 +166,9 @@ impl Objective {
                 logs.push(name.clone(), loss);
             }
             let metrics = self.metrics(kind).zip(tally.metric_states());
-            metrics.for_each(|(m, state)| logs.push(m.metric.name(), m.metric.result(state)));
+            for (tracked, state) in metrics {
+                push_result(&mut logs, tracked.metric.name(), &*tracked.metric, state);
+            }
             return logs;
         }
         logs.push("loss", tally.loss());
@@ -179,7 +180,7 @@ impl Objective {
         }
         let metrics = self.metrics.iter().flatten().zip(self.metric_names());
         for ((tracked, name), state) in metrics.zip(tally.metric_states()) {
-            logs.push(name, tracked.metric.result(state));
+            push_result(&mut logs, &name, &*tracked.metric, state);
         }
         logs
     }
@@ -229,16 +230,26 @@ impl Objective {
     }
 
     /// What each weighted loss sum over `rows` samples is divided by in a step of a kind. `total_weight` is the
-    /// sum of the sample weights; only some reductions need it.
-    pub fn divisors(&self, kind: StepKind, rows: usize, total_weight: f64) -> Vec<f64> {
-        let divisor = |reduction: Reduction| match reduction {
+    /// sum of the sample weights; only some reductions need it. As in Keras, the sum of a loss that is one number for the
+    /// batch is that number, unless the data have weights, each of which multiplies it.
+    pub fn divisors(
+        &self,
+        kind: StepKind,
+        rows: usize,
+        (total_weight, weighted): (f64, bool),
+    ) -> Vec<f64> {
+        let divisor = |(reduction, of_batch): (Reduction, &bool)| match reduction {
             Reduction::SumOverBatchSize => rows as f64,
+            Reduction::Sum if *of_batch && !weighted => rows as f64,
             Reduction::Sum => 1.0,
             Reduction::MeanWithSampleWeight => total_weight,
         };
         match &self.custom {
             Some(_) => vec![rows as f64; self.loss_weights(kind).len()],
-            None => self.losses.iter().map(|loss| divisor(loss.reduction())).collect(),
+            None => {
+                let reductions = self.losses.iter().map(|loss| loss.reduction());
+                reductions.zip(&self.of_batch).map(divisor).collect()
+            }
         }
     }
 
@@ -277,6 +288,14 @@ impl Objective {
         let rate = self.stored_learning_rate(learning_rate);
         config.insert("optimizer".into(), optimizer_object(&*self.optimizer, rate));
         config
+    }
+}
+
+/// Adds the result of a metric: a number or a vector.
+fn push_result(logs: &mut Logs, name: &str, metric: &dyn Metric, state: &[f64]) {
+    match metric.vector(state) {
+        Some(vector) => logs.push_vector(name, vector),
+        None => logs.push(name, metric.result(state)),
     }
 }
 

@@ -159,7 +159,8 @@ impl Session {
             true => rows.iter().map(weight).sum(),
             false => 0.0,
         };
-        self.objective.divisors(StepKind::Train, rows.len(), total)
+        let weighted = table.weights.is_some();
+        self.objective.divisors(StepKind::Train, rows.len(), (total, weighted))
     }
 
     /// The optimizer's scalars after `updates` more updates, or the numbers of an update of whole weights.

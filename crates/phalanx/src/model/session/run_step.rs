@@ -301,7 +301,7 @@ impl Session {
             true => self.total_weight(batch)?,
             false => 0.0,
         };
-        Ok(self.objective.divisors(kind, batch.rows, total))
+        Ok(self.objective.divisors(kind, batch.rows, (total, batch.weighted)))
     }
 
     /// The weights of all samples of a batch, added up in their order.

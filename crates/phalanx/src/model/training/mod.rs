@@ -46,7 +46,7 @@ impl WeightSource for Session {
     }
 
     fn training(&self) -> Result<Option<saving::Training>> {
-        let of_model = self.objective.is_compiled() && self.objective.custom.is_none();
+        let of_model = self.objective.compiled && self.objective.custom.is_none();
         of_model.then(|| Session::training(self)).transpose()
     }
 }
@@ -59,7 +59,7 @@ struct RunPlan {
     /// Batches of an epoch as the user requested them. The data then continues across epochs.
     requested_steps: Option<usize>,
     /// The names of an epoch's losses and metrics, including those of the validation.
-    metrics: Vec<String>,
+    metrics: Logs,
     /// Batches of an update, if gradients are accumulated.
     accumulate: Option<u64>,
     /// Whether the last batch of an epoch updates with the gradients accumulated so far. `fit` does; an
@@ -141,13 +141,13 @@ impl<'a> TrainLoop<'a> {
         let logs_of = |kind| session.objective.logs(kind, &session.objective.tally(kind));
         let mut logs = logs_of(StepKind::Train);
         if validation.is_some() {
-            logs.extend(logs_of(StepKind::Test).prefixed("val_"));
+            logs.extend_prefixed("val_", logs_of(StepKind::Test));
         }
         let plan = RunPlan {
             epochs: fit.epochs,
             steps,
             requested_steps: fit.steps_per_epoch,
-            metrics: logs.into_iter().map(|(name, _)| name).collect(),
+            metrics: logs,
             accumulate: fit.accumulate.or(session.objective.accumulation_steps()),
             flush: fit.accumulate.is_some(),
             validation: (fit.validation_freq, fit.validation_steps),
@@ -302,7 +302,7 @@ impl<'a> TrainLoop<'a> {
                 // The epoch's batches are done. A resumed run validates again.
                 return self.interrupted();
             };
-            logs.extend(held.prefixed("val_"));
+            logs.extend_prefixed("val_", held);
         }
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();

@@ -38,17 +38,20 @@ pub(crate) fn object(module: &str, class: &str, config: Map<String, Value>) -> V
     custom::object(module, class, config)
 }
 
-/// The compile arguments of a file; `None` if there is no loss.
+/// The compile arguments of a file; `None` if there is no optimizer, or metrics without a loss.
 pub(in crate::saving) fn compile(
     config: &Map<String, Value>,
     outputs: &[String],
 ) -> Result<Option<Compile>> {
     let Some(given) = stored_optimizer(config) else { return Ok(None) };
-    if config.get("loss").is_none_or(Value::is_null) {
+    let is_given = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
+    if !is_given("loss") && (is_given("metrics") || is_given("weighted_metrics")) {
         return Ok(None);
     }
     let mut compile = Compile::new(read_optimizer(given)?);
-    (compile.losses, compile.loss_weights) = losses(config, outputs)?;
+    if is_given("loss") {
+        (compile.losses, compile.loss_weights) = losses(config, outputs)?;
+    }
     for (key, lists) in
         [("metrics", &mut compile.metrics), ("weighted_metrics", &mut compile.weighted_metrics)]
     {
@@ -172,9 +175,24 @@ pub(super) fn metric(value: &Value) -> Result<MetricArgument> {
         return Ok(name.into());
     }
     let object = Object::parse("metric", value)?;
+    check_is_no_loss(&object)?;
     let metric = metrics::from_config(object.class, object.config)?;
     known_keys(object.class, object.config, &metric.config())?;
     Ok(metric.into())
+}
+
+/// Fails for a loss in the place of a metric. Keras reports the mean of what it gives for each batch.
+fn check_is_no_loss(object: &Object<'_>) -> Result<()> {
+    if !is_keras(object.module) || !object.module.contains("losses") {
+        return Ok(());
+    }
+    let class = object.class;
+    let instead = match metrics::class_names().contains(&class) {
+        true => format!("keras.metrics.{class}"),
+        false => "a MeanMetricWrapper of its function".into(),
+    };
+    let expected = format!("a metric, such as {instead}");
+    Err(Error::argument("compile_config", "metrics", expected, format!("the loss {class}")))
 }
 
 /// Fails if an option is set that the object does not support.

@@ -57,7 +57,10 @@ fn compile_checks_its_optimizer() {
 #[test]
 fn compile_checks_its_losses_and_metrics() {
     check(&[
-        (|| with(Compile::new("sgd")), "compile: loss: expected one per output, 1, received 0"),
+        (
+            || with(Compile::new("sgd")),
+            "compile: loss: expected one per output, 1, or layers with penalties, received neither",
+        ),
         (
             || with(Compile::new("sgd").loss("mse").loss("mae")),
             "compile: loss: expected one per output, 1, received 2",

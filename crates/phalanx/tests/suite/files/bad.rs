@@ -30,6 +30,12 @@ fn refused_config(dir: &TempDir, members: &[(String, Vec<u8>)], config: &[u8]) -
     error
 }
 
+/// A loss as Keras saves it.
+fn loss_object(class: &str) -> Value {
+    let config = json!({ "name": "loss", "dtype": "float32", "reduction": "sum_over_batch_size" });
+    json!({ "module": "keras.losses", "class_name": class, "config": config, "registered_name": null })
+}
+
 #[test]
 fn unsupported_objects_are_rejected_by_name() {
     let dir = TempDir::new();
@@ -71,6 +77,14 @@ fn unsupported_objects_are_rejected_by_name() {
         (Box::new(|c| c["config"]["layers"][0]["config"]["sparse"] = json!(true)), "sparse"),
         (Box::new(|c| c["compile_config"]["loss"] = json!("lost")), "unknown loss 'lost'"),
         (Box::new(|c| c["compile_config"]["metrics"] = json!(["speed"])), "unknown metric 'speed'"),
+        (
+            Box::new(|c| c["compile_config"]["metrics"] = json!([loss_object("MeanSquaredError")])),
+            "metrics: expected a metric, such as keras.metrics.MeanSquaredError, received the loss MeanSquaredError",
+        ),
+        (
+            Box::new(|c| c["compile_config"]["metrics"] = json!([loss_object("Dice")])),
+            "such as a MeanMetricWrapper of its function, received the loss Dice",
+        ),
         (Box::new(|c| c["compile_config"]["loss"] = json!(["mse", "mse"])), "one for each output"),
         (
             Box::new(|c| c["compile_config"]["optimizer"]["class_name"] = json!("Magic")),
