@@ -263,8 +263,12 @@ fn finish(
             }
             (several, _) => several.iter().map(|source| source.raw()).collect(),
         };
-        let given = by_name("y", &part.targets, &output_names)?;
-        let targets = spec.targets(&losses, &given, classes)?;
+        let wanted = spec.target_names(&loss_source);
+        let is_unused = |name| output_names.contains(name) && !wanted.contains(name);
+        let given: Vec<(String, Tensor)> =
+            part.targets.iter().filter(|(name, _)| !is_unused(name)).cloned().collect();
+        let given = by_name("y", &given, &wanted)?;
+        let targets = spec.targets(&losses, &wanted, &given, classes)?;
         target_forms = targets.iter().map(|target| target.form.clone()).collect();
         let targets = targets.into_iter().map(|target| target.values).collect();
         Ok(PreparedPart { inputs, targets, sample_weight: part.sample_weight.clone() })

@@ -27,6 +27,14 @@ impl Logs {
         self.0.push((name.into(), value));
     }
 
+    /// Replaces the value of a name, or adds it.
+    pub(crate) fn set(&mut self, name: String, value: f64) {
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => self.push(name, value),
+        }
+    }
+
     /// Prefixes all names.
     pub(crate) fn prefixed(self, prefix: &str) -> impl Iterator<Item = (String, f64)> {
         self.0.into_iter().map(move |(name, value)| (format!("{prefix}{name}"), value))

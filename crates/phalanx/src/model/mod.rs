@@ -58,7 +58,6 @@ use phalanx_exec::ExecError;
 use phalanx_graph::rng::Stream;
 use phalanx_graph::{DType, Tensor};
 pub(crate) use session::{Session, is_weight};
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) use symbol::{Call, Callee};
 
@@ -345,32 +344,6 @@ impl Model {
     /// Copies trained weights from the devices to the host.
     fn sync_to_host(&self) -> Result<()> {
         self.layers().iter().try_for_each(|(_, layer)| layer.sync_to_host())
-    }
-
-    /// Returns the names of the inputs.
-    pub fn input_names(&self) -> Vec<String> {
-        (0..self.def.inputs.len()).map(|i| self.def.input_name(i)).collect()
-    }
-
-    /// Returns the names of the outputs: the keys of a dict of outputs, else the names of the layers that produce them.
-    pub fn output_names(&self) -> Vec<String> {
-        if let IoStructure::Dict(keys) = &self.def.output_structure {
-            return keys.clone();
-        }
-        let mut taken = HashSet::new();
-        let names = self.def.outputs.iter().map(|s| {
-            let model_call = self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == s.id());
-            let base =
-                model_call.map_or("output", |p| &self.def.members[p.member].name).to_string();
-            let mut name = base.clone();
-            let mut n = 0;
-            while !taken.insert(name.clone()) {
-                n += 1;
-                name = format!("{base}_{n}");
-            }
-            name
-        });
-        names.collect()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Construction of the training, evaluation, prediction and gradient steps from a lowered model.
 //!
-//! Order of the feeds: the model's inputs, one target per output, the sample weights, one loss scale per
-//! output (the reciprocal of the divisor of its weighted loss sum), and the numbers of an update of whole weights.
-//! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums, counts of integers that are
+//! Order of the feeds: the model's inputs, one target per output with a loss or metrics, the sample weights, one loss
+//! scale per loss (the reciprocal of the divisor of its weighted loss sum), and the numbers of an update of whole weights.
+//! Order of the fetches: one loss sum per loss, the regularization penalty, the metric sums, counts of integers that are
 //! not exact and, with loss scaling, the loss scale after the update.
 
 use crate::error::{Error, Result};
@@ -17,6 +17,7 @@ use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::passes::{checked, fuse_epilogues};
 use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, ParamSpec, Scope, Step, Type};
+use std::collections::HashMap;
 
 /// A lowered model: the graph and its outputs.
 pub(crate) struct Lowered {
@@ -39,11 +40,11 @@ pub(crate) fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Res
 /// Appends losses, metrics and penalty, for training and evaluation.
 fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seeds)> {
     let g = &mut l.low.graph;
-    let mut targets = vec![];
-    for (loss, output) in objective.losses.iter().zip(&l.outputs) {
-        let ty = loss.target(g.ty(output.node))?;
-        let feed = g.add_feed(&format!("target_{}", targets.len()), ty);
-        targets.push(g.feed(feed));
+    let mut targets = HashMap::new();
+    for output in objective.compared() {
+        let ty = objective.target_type(output, g.ty(l.outputs[output].node))?;
+        let feed = g.add_feed(&format!("target_{output}"), ty);
+        targets.insert(output, g.feed(feed));
     }
     let weight_feed = g.add_feed("sample_weight", Type::rows([]));
     let weight = g.feed(weight_feed);
@@ -54,9 +55,10 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     for (i, loss) in objective.losses.iter().enumerate() {
         let scale_feed = g.add_feed(&format!("loss_scale_{i}"), Type::mirrored([]));
         let scale = g.feed(scale_feed);
-        let values = loss.call(g, targets[i], l.outputs[i].node)?;
-        let mask = l.outputs[i].mask;
-        let values = (targets[i], values);
+        let output = objective.trained[i];
+        let values = loss.call(g, targets[&output], l.outputs[output].node)?;
+        let mask = l.outputs[output].mask;
+        let values = (targets[&output], values);
         let (values, share) = counted_values(g, loss.as_ref(), values, mask, [ones, weight])?;
         let mut sample = loss.reduction().per_sample(g, values)?;
         if let Some(share) = share {
@@ -89,7 +91,7 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
                 let of_row = g.reshape(weight, &dims)?;
                 weight = g.mul(of_row, mask)?;
             }
-            let state = metric.update(g, targets[i], l.outputs[i].node, weight)?;
+            let state = metric.update(g, targets[&i], l.outputs[i].node, weight)?;
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
         }
     }

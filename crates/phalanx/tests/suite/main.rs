@@ -31,6 +31,7 @@ mod mnist;
 mod model_parallel;
 mod open_sizes;
 mod optimizers;
+mod output_losses;
 mod plots;
 mod registry;
 mod replicas;

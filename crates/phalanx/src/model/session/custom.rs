@@ -41,6 +41,7 @@ impl Session {
             custom_classes: Some(
                 targets.clone().map(|i| class(i).map(|(_, classes, _)| *classes)).collect(),
             ),
+            compared: targets.clone().collect(),
             ignored_classes: targets.map(|i| class(i).and_then(|(.., ignored)| *ignored)).collect(),
             padded_lengths: custom.targets.iter().map(|_| None).collect(),
             output_names: custom.targets.iter().map(|(name, _)| name.clone()).collect(),
@@ -62,6 +63,7 @@ impl Session {
         let objective = Objective {
             optimizer,
             losses: vec![],
+            trained: vec![],
             loss_weights: vec![1.0; recorded.phases.len()],
             metrics,
             described: described.into_iter().collect(),

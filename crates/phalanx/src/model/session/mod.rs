@@ -13,6 +13,7 @@ mod run_step;
 mod saved_state;
 mod shapes;
 mod tally;
+mod targets;
 mod train_state;
 mod variables;
 mod whole_weight_variables;
@@ -174,38 +175,31 @@ impl Session {
         let mut lowered = lower(&model.def, &inputs, compiled, (synchronized, 1), &*optimizer)?;
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
-        let targets: Vec<Type> =
-            losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
-        let metrics = objective::resolve_metrics(metrics, &targets, &types)?;
-        let output_names = model.output_names();
-        // Targets for open sizes are as long as their batch.
-        let pads = !model.def.is_open();
-        let checks = BatchChecks {
-            def: model.def.clone(),
-            target_dtypes: targets.iter().map(|ty| ty.dtype).collect(),
-            custom_classes: None,
-            ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
-            padded_lengths: losses
-                .iter()
-                .zip(&targets)
-                .map(|(loss, ty)| ty.dims.first().copied().filter(|_| pads && loss.pads_targets()))
-                .collect(),
-            output_names: output_names.clone(),
-            lookups: indices::lookups(graph, model.def.fed.len()),
-            origin: BatchOrigin::default(),
-            stateful_layer: None,
-        };
-        let custom = None;
+        let output_names = model.log_names();
+        let outputs: Vec<(String, Type)> =
+            output_names.iter().cloned().zip(types.iter().cloned()).collect();
+        let metrics = objective::resolve_metrics(metrics, &losses, &outputs)?;
+        let (mut trained, mut of_trained) = (vec![], vec![]);
+        for (output, (loss, weight)) in losses.into_iter().zip(loss_weights).enumerate() {
+            trained.extend(loss.map(|loss| {
+                of_trained.push(output);
+                (loss, weight)
+            }));
+        }
+        let (losses, loss_weights) = trained.into_iter().unzip();
         let objective = Objective {
             optimizer,
             losses,
+            trained: of_trained,
             loss_weights,
             metrics,
             described,
             output_names,
-            custom,
+            custom: None,
             test: None,
         };
+        let names = model.output_names();
+        let checks = BatchChecks::new(&model.def, (&objective, names), &types, graph)?;
         let declared = Declared {
             params: graph.params().to_vec(),
             weights: lowered.low.weights.clone(),

@@ -1,5 +1,6 @@
 //! What a model is trained for: optimizer, losses and metrics.
 
+use super::targets::check_name_is_exact;
 use super::{StepKind, Tally, TrainState};
 use crate::error::{Error, Result};
 use crate::losses::{Loss, Reduction};
@@ -27,12 +28,17 @@ pub(crate) type RequestedMetrics = Vec<(MetricArgument, bool)>;
 /// What a model is trained for. A model that only predicts has no losses.
 pub(crate) struct Objective {
     pub optimizer: Box<dyn Optimizer>,
+    /// Of the outputs that have one.
     pub losses: Vec<Box<dyn Loss>>,
+    /// The output of each loss.
+    pub trained: Vec<usize>,
+    /// By loss.
     pub loss_weights: Vec<f64>,
     /// By output.
     pub metrics: Vec<Vec<Tracked>>,
     /// Losses and metrics as the user gave them, under Keras' keys.
     pub described: Map<String, Value>,
+    /// The names in logs, which outputs of a layer share.
     pub output_names: Vec<String>,
     /// The step that a program describes itself, in place of losses.
     pub custom: Option<CustomStep>,
@@ -45,20 +51,30 @@ pub(crate) struct TestReport {
     pub metrics: Vec<Tracked>,
 }
 
-/// Finds metrics by name and checks all of them; `targets` and `outputs` are the types they compare.
+/// Finds metrics by name and checks all of them. `losses` and `outputs` are those of each output: they decide what the
+/// metrics compare.
 pub(crate) fn resolve_metrics(
     requested: Vec<RequestedMetrics>,
-    targets: &[Type],
-    outputs: &[Type],
+    losses: &[Option<Box<dyn Loss>>],
+    outputs: &[(String, Type)],
 ) -> Result<Vec<Vec<Tracked>>> {
     let resolve = |(i, list): (usize, RequestedMetrics)| {
+        let (output, prediction) = &outputs[i];
+        let loss = losses[i].as_deref();
+        let target = loss.map(|loss| loss.target(prediction)).transpose()?;
         list.into_iter()
             .map(|(metric, weighted)| {
-                let metric = match metric {
-                    MetricArgument::Value(metric) => metric.validate().map(|()| metric),
-                    MetricArgument::Name(name) => metrics::get(&name, &targets[i], &outputs[i]),
+                let metric = match (metric, &target) {
+                    (MetricArgument::Value(metric), _) => metric.validate().map(|()| metric),
+                    (MetricArgument::Name(name), Some(target)) => {
+                        metrics::get(&name, target, prediction)
+                    }
+                    (MetricArgument::Name(name), None) => {
+                        check_name_is_exact(&name, output, prediction)?;
+                        metrics::get(&name, prediction, prediction)
+                    }
                 }?;
-                let state_len = metric.state_len(&outputs[i]);
+                let state_len = metric.state_len(prediction);
                 Ok(Tracked { metric, weighted, state_len })
             })
             .collect()
@@ -166,10 +182,10 @@ impl Objective {
             return logs;
         }
         logs.push("loss", tally.loss());
-        let several = self.losses.len() > 1;
-        if several {
-            for (i, name) in self.output_names.iter().enumerate() {
-                logs.push(format!("{name}_loss"), tally.output_loss(i));
+        if self.losses.len() > 1 {
+            for (i, output) in self.trained.iter().enumerate() {
+                // As in Keras, the last of the outputs of a layer has its name.
+                logs.set(format!("{}_loss", self.output_names[*output]), tally.output_loss(i));
             }
         }
         let metrics = self.metrics.iter().flatten().zip(self.metric_names());
@@ -182,7 +198,7 @@ impl Objective {
     /// The names under which Keras reports the metrics, in their order here. Keras names all metrics before all weighted
     /// ones. A weighted metric of a taken name is `weighted_NAME`; any other taken name gets a number.
     fn metric_names(&self) -> Vec<String> {
-        let several = self.losses.len() > 1;
+        let several = self.output_names.len() > 1;
         let of_output = |output: usize, name: &str| match self.output_names.get(output) {
             Some(prefix) if several => format!("{prefix}_{name}"),
             _ => name.to_string(),

@@ -67,7 +67,8 @@ impl Session {
             return Ok(None);
         }
         let Some(data) = data.in_memory() else { return Ok(None) };
-        let table = data.table();
+        let mut table = data.table();
+        table.targets = self.checks.fed(&table.targets).into_iter().cloned().collect();
         let rows = data.batch_size();
         let step = ShapedStep { kind, shape: self.shape_of_samples(&table.inputs)? };
         let program = self.ensure_loaded(step, rows)?;
@@ -146,7 +147,7 @@ impl Session {
             self.checks.check_sample_rows(i, samples, 0..samples.rows(), "")?;
         }
         for (i, target) in table.targets.iter().enumerate() {
-            let classes = Some(shape.outputs[i].last());
+            let classes = Some(shape.outputs[self.checks.compared[i]].last());
             self.checks.check_labels((i, classes), target, 0..target.rows(), 0, &"")?;
         }
         Ok(())

@@ -189,7 +189,7 @@ impl Session {
         if !is_custom {
             feeds.extend(constants.clone());
         }
-        feeds.extend(batch.targets.iter().map(|t| feed(t, &rows)));
+        feeds.extend(self.checks.fed(&batch.targets).into_iter().map(|t| feed(t, &rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[rows]));
         feeds.extend(scales.chunks(1).chain(numbers.chunks(1)).map(FeedData::F32));
         feeds.extend(scalars.iter().map(|values| FeedData::F32(values)));

@@ -21,7 +21,7 @@ pub(crate) struct BatchShape {
     /// Dimensions of one sample of each input.
     pub inputs: Vec<Vec<usize>>,
     pub outputs: Vec<Type>,
-    /// The target type of each loss.
+    /// The types of the targets.
     pub targets: Vec<Type>,
     pub steps: StepCache,
     pub loaded: LoadedPrograms,
@@ -196,10 +196,11 @@ impl Session {
         inputs: Vec<Vec<usize>>,
         outputs: Vec<Type>,
     ) -> Result<BatchShape> {
-        let losses = self.objective.losses.iter().zip(&outputs);
+        let compared = self.checks.compared.iter();
+        let target = |output: &usize| self.objective.target_type(*output, &outputs[*output]);
         let targets = match &self.objective.custom {
             Some(custom) => custom.targets.iter().map(|(_, ty)| ty.clone()).collect(),
-            None => losses.map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?,
+            None => compared.map(target).collect::<Result<_>>()?,
         };
         self.objective.check_state_sizes(&outputs)?;
         let (steps, loaded) = (StepCache::default(), LoadedPrograms::default());

@@ -88,30 +88,24 @@ fn stored_optimizer(config: &Map<String, Value>) -> Option<&Value> {
     config.get("optimizer").or(config.get("optimizer_config")).filter(|o| !o.is_null())
 }
 
-/// The loss of every output, and the loss weights.
+/// The loss of every output, if it has one, and the loss weights.
 fn losses(
     config: &Map<String, Value>,
     outputs: &[String],
-) -> Result<(Vec<LossArgument>, Vec<f64>)> {
+) -> Result<(Vec<Option<LossArgument>>, Vec<f64>)> {
     let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
-    let mut losses = vec![];
-    for value in per_output("loss", get("loss"), outputs)? {
-        match value {
-            Some(value) if !value.is_null() => losses.push(loss(value)?),
-            _ => {
-                let expected = "one for every output";
-                return Err(Error::argument("compile_config", "loss", expected, "null"));
-            }
-        }
-    }
+    let given = |value: Option<&'_ Value>| value.is_some_and(|value| !value.is_null());
+    let losses = per_output("loss", get("loss"), outputs)?.into_iter();
+    let losses = losses.map(|value| value.filter(|v| !v.is_null()).map(loss).transpose());
+    let losses = losses.collect::<Result<Vec<_>>>()?;
     let weights = per_output("loss_weights", get("loss_weights"), outputs)?;
-    let weight = |w: Option<&Value>| match w {
+    let weight = |w: Option<&Value>| match w.filter(|w| !w.is_null()) {
         None => Ok(1.0),
         Some(w) => w
             .as_f64()
             .ok_or_else(|| Error::argument("compile_config", "loss_weights", "numbers", w)),
     };
-    let weights = match weights.iter().any(Option::is_some) {
+    let weights = match weights.iter().any(|weight| given(*weight)) {
         true => weights.into_iter().map(weight).collect::<Result<_>>()?,
         false => vec![],
     };
