@@ -29,6 +29,12 @@ def dicts(*units):
     return keras.Model(x, outputs)
 
 
+def nested():
+    """Outputs in a dict of a list."""
+    x, outputs = heads("abc", (2, 1, 4))
+    return keras.Model(x, {"p": [outputs["a"], outputs["b"]], "k": outputs["c"]})
+
+
 def states():
     """The last value of a layer and its states."""
     x = keras.Input((4, 2), name="x")
@@ -49,6 +55,7 @@ CASES = {
     "weights_none": (lambda: lists(2, 1, 4), ["mse", None, "mae"], {"loss_weights": [2.0, None, 0.5]}),
     "dict_lacks_one": (lambda: dicts(2, 1, 4), {"p": "mse", "r": "mae"}, {"metrics": {"q": ["mae"]}, "loss_weights": {"p": 2.0, "r": 3.0}}),
     "dict_has_one": (lambda: dicts(2, 1, 4), {"q": "mse"}, {}),
+    "nested": (nested, "mse", {}),
     "labels": (lambda: lists(2, 4), ["mse", None], {"metrics": [[], ["sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy"]]}),
     "outputs_of_a_layer": (states, "mse", {"metrics": [["mae"]] * 3, "weighted_metrics": [["mae"], ["mae"], ["mse"]]}),
     "calls_of_a_layer": (twice, ["mse", "mae"], {"metrics": [["mae"], ["mae", "mse"]], "loss_weights": [1.0, 0.5]}),
@@ -66,7 +73,7 @@ def case_of(name, build, loss, arguments):
     if name == "labels":
         y[1] = rng.integers(0, 4, ROWS).astype("int32")
     weight = rng.uniform(0.5, 3.0, ROWS).astype("float32")
-    given = dict(zip("pqr", y)) if name.startswith("dict") else y
+    given = keras.tree.pack_sequence_as(model._outputs_struct, y)
     weights = keras.tree.map_structure(lambda _: weight, given)
     model.save(os.path.join(FIXTURES, f"output_losses_{name}.keras"))
     result = model.evaluate(x, given, sample_weight=weights, batch_size=4, verbose=0, return_dict=True)

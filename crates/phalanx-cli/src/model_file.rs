@@ -19,6 +19,8 @@ pub struct ModelFile {
     pub name: String,
     /// Names and shapes of the inputs as the file declares them.
     declared: Vec<(String, Shape)>,
+    /// The keys or paths of the inputs, if the model takes a dict or nested structure.
+    pub input_paths: Option<Vec<String>>,
     /// The names of the inputs that take strings.
     pub text_inputs: Vec<String>,
     /// The number of samples of every batch, if layers have states that outlive a batch.
@@ -129,6 +131,7 @@ impl ModelFile {
             path,
             name,
             declared,
+            input_paths: model.input_paths(),
             text_inputs,
             stateful_batch_size: model.stateful_batch_size(),
             columns,

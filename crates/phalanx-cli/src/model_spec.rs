@@ -250,6 +250,14 @@ impl ModelSpec {
         }
     }
 
+    /// The keys or paths of the inputs, if the model takes a dict or nested structure.
+    pub fn input_paths(&self) -> Option<&[String]> {
+        match &self.kind {
+            ModelKind::Network(_) => None,
+            ModelKind::File(file) => file.input_paths.as_deref(),
+        }
+    }
+
     /// The names of the inputs that take strings.
     pub fn text_inputs(&self) -> Vec<String> {
         match &self.kind {

@@ -16,7 +16,7 @@ use crate::samples::SampleSource;
 use crate::targets::class_numbers;
 use adapt::{file_preprocessing, network_preprocessing};
 use anyhow::{Context, Result, bail};
-use checks::{by_name, check_targets};
+use checks::{check_targets, inputs_by_name, targets_by_name, weights_by_name};
 use phalanx::prelude::*;
 use phalanx::text::shown;
 
@@ -138,7 +138,7 @@ fn give_sizes(spec: &ModelSpec, loaded: &LoadedData) -> Result<bool> {
     if !file.has_open_sizes() {
         return Ok(false);
     }
-    let inputs = by_name("x", &loaded.train.inputs, &spec.io_names().0)?;
+    let inputs = inputs_by_name(spec, &loaded.train.inputs)?;
     let dims: Vec<Vec<usize>> = inputs.iter().map(|source| source.dims()).collect();
     file.give_sizes(&dims)?;
     Ok(true)
@@ -250,8 +250,7 @@ fn finish(
         && matches!(&spec.kind, ModelKind::File(_) if preprocessing.network.is_none() && !preprocessing.resized);
     let mut target_forms = vec![];
     let mut convert = |part: &Part| -> Result<PreparedPart> {
-        let (input_names, output_names) = spec.io_names();
-        let given = by_name("x", &part.inputs, &input_names)?;
+        let given = inputs_by_name(spec, &part.inputs)?;
         let dims = spec.dims(&preprocessing.input);
         // A single input may be reshaped, resized and scaled; several inputs are not changed.
         let inputs = match (&given[..], &dims[..]) {
@@ -264,14 +263,17 @@ fn finish(
             (several, _) => several.iter().map(|source| source.raw()).collect(),
         };
         let wanted = spec.target_names(&loss_source);
-        let is_unused = |name| output_names.contains(name) && !wanted.contains(name);
-        let given: Vec<(String, Tensor)> =
-            part.targets.iter().filter(|(name, _)| !is_unused(name)).cloned().collect();
-        let given = by_name("y", &given, &wanted)?;
-        let targets = spec.targets(&losses, &wanted, &given, classes)?;
+        let targets =
+            spec.targets(&losses, &wanted, &targets_by_name(spec, part, &wanted)?, classes)?;
         target_forms = targets.iter().map(|target| target.form.clone()).collect();
         let targets = targets.into_iter().map(|target| target.values).collect();
-        Ok(PreparedPart { inputs, targets, sample_weight: part.sample_weight.clone() })
+        let output_weights = weights_by_name(&part.output_weights, &wanted)?;
+        Ok(PreparedPart {
+            inputs,
+            targets,
+            sample_weight: part.sample_weight.clone(),
+            output_weights,
+        })
     };
     let optional = |part: &Option<Part>, convert: &mut dyn FnMut(&Part) -> Result<PreparedPart>| {
         part.as_ref().map(convert).transpose()

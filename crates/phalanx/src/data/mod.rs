@@ -60,6 +60,9 @@ pub struct HostBatch {
     pub targets: Vec<Tensor>,
     /// One weight per sample.
     pub sample_weight: Vec<f32>,
+    /// The weights of each output of the model, in place of `sample_weight`: a float for each sample or for each of its
+    /// positions. Empty if all outputs have `sample_weight`.
+    pub output_weights: Vec<Tensor>,
 }
 
 impl HostBatch {

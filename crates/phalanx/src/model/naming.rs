@@ -1,7 +1,8 @@
 //! The names of a model's members: given ones, or numbered ones by class.
 
 use super::Model;
-use super::definition::{IoStructure, Member};
+use super::definition::Member;
+use super::structure::{IoStructure, PathStep, path_text};
 use super::symbol::{Call, Callee, Symbol};
 use crate::custom::short_class;
 use crate::error::{Error, Result};
@@ -98,6 +99,31 @@ impl Model {
     /// Returns the names of the inputs.
     pub fn input_names(&self) -> Vec<String> {
         (0..self.def.inputs.len()).map(|i| self.def.input_name(i)).collect()
+    }
+
+    /// Returns the paths of the inputs in the structure that Keras takes them in, in the order of
+    /// [`input_names`](Model::input_names): the keys of a dict, or paths as `left/0` in nested dicts and lists. `None` if the
+    /// model takes one tensor or a list.
+    pub fn input_paths(&self) -> Option<Vec<String>> {
+        let paths = self.def.input_structure.paths()?;
+        Some(paths.iter().map(|path| path_text(path)).collect())
+    }
+
+    /// Returns the names of the outputs' losses in logs. In nested outputs they begin with the path, as in Keras.
+    pub(crate) fn loss_names(&self) -> Vec<String> {
+        let names = self.log_names();
+        let (IoStructure::Nested(_), Some(paths)) =
+            (&self.def.output_structure, self.def.output_structure.paths())
+        else {
+            return names;
+        };
+        let name = |(mut path, name): (Vec<PathStep>, String)| {
+            if let Some(last @ PathStep::Position(_)) = path.last_mut() {
+                *last = PathStep::Key(name);
+            }
+            path_text(&path)
+        };
+        paths.into_iter().zip(names).map(name).collect()
     }
 
     /// Returns the names of the outputs in logs: the keys of a dict of outputs, else the names of the layers that produce

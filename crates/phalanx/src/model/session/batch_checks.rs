@@ -192,10 +192,33 @@ impl BatchChecks {
             };
             self.check_labels((i, classes), t, 0..rows, first, &self.origin)?;
         }
-        if batch.sample_weight.len() < rows {
-            let owner = format!("model '{}'", self.def.name);
-            let received = batch.sample_weight.len();
-            return Err(Error::argument(owner, "sample weights", rows.to_string(), received));
+        self.check_weights(batch, rows)
+    }
+
+    /// Fails unless a batch has sample weights for `rows` rows.
+    fn check_weights(&self, batch: &HostBatch, rows: usize) -> Result<()> {
+        let owner = || format!("model '{}'", self.def.name);
+        let weights = match &batch.output_weights[..] {
+            [] if batch.sample_weight.len() < rows => {
+                let received = batch.sample_weight.len();
+                return Err(Error::argument(owner(), "sample weights", rows.to_string(), received));
+            }
+            [] => return Ok(()),
+            _ if self.custom_classes.is_some() => {
+                let expected = "one for each sample, as a custom step takes them";
+                let received = "weights of each output";
+                return Err(Error::argument(owner(), "sample weights", expected, received));
+            }
+            weights => self.fed(weights),
+        };
+        self.check_count("lists of sample weights", self.compared.len(), weights.len())?;
+        for (i, t) in weights.into_iter().enumerate() {
+            if t.dtype() != DType::F32 || t.dims().is_empty() || t.rows() < rows {
+                let what = format!("sample weights of '{}'", self.target_name(i));
+                let received = format!("{} {:?}", t.dtype(), t.dims());
+                let expected = format!("{rows} rows of f32");
+                return Err(Error::argument(owner(), what, expected, received));
+            }
         }
         Ok(())
     }

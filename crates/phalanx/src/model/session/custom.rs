@@ -68,6 +68,7 @@ impl Session {
             metrics,
             described: described.into_iter().collect(),
             output_names: vec![],
+            loss_names: vec![],
             custom: Some(custom),
             test,
         };
@@ -80,7 +81,7 @@ impl Session {
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
         session.state.optimizers = counters;
         session.load_constraints(constraints)?;
-        let shape = session.new_shape(session.def.example_shapes(), vec![])?;
+        let shape = session.new_shape(session.def.example_shapes(), vec![], vec![])?;
         shape.steps.set(StepKind::Train, BuiltStep { step, constants: vec![] });
         session.add_only_shape(shape);
         Ok(session)

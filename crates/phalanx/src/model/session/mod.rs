@@ -144,7 +144,7 @@ fn lower(
     let scaling = optimizer.inner().map(|(_, scaling)| scaling);
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
     let state = UpdateState::declare(&mut low.graph, def, &low.weights, optimizer)?;
-    Ok(Lowered { low, outputs, scaling, state })
+    Ok(Lowered { low, outputs, weights: vec![], scaling, state })
 }
 
 /// Fails if the state that `shard` divides is not updated element by element.
@@ -195,6 +195,7 @@ impl Session {
             metrics,
             described,
             output_names,
+            loss_names: model.loss_names(),
             custom: None,
             test: None,
         };
@@ -208,7 +209,7 @@ impl Session {
             update: lowered.state.clone(),
         };
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
-        let shape = session.new_shape(inputs, types)?;
+        let shape = session.new_shape(inputs, vec![], types)?;
         session.build_first_step(lowered, shape)?;
         Ok(session)
     }
@@ -367,8 +368,9 @@ impl Session {
         }
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
         let optimizer = &*self.objective.optimizer;
-        let inputs = &self.shapes.get(shape).inputs;
-        let lowered = lower(&self.def, inputs, training, mesh, optimizer)?;
+        let BatchShape { inputs, weights, .. } = self.shapes.get(shape);
+        let mut lowered = lower(&self.def, inputs, training, mesh, optimizer)?;
+        lowered.weights.clone_from(weights);
         self.finish_step(kind, lowered)
     }
 

@@ -40,6 +40,8 @@ pub(crate) struct Objective {
     pub described: Map<String, Value>,
     /// The names in logs, which outputs of a layer share.
     pub output_names: Vec<String>,
+    /// The names of the outputs' losses in logs.
+    pub loss_names: Vec<String>,
     /// The step that a program describes itself, in place of losses.
     pub custom: Option<CustomStep>,
     pub test: Option<TestReport>,
@@ -185,7 +187,7 @@ impl Objective {
         if self.losses.len() > 1 {
             for (i, output) in self.trained.iter().enumerate() {
                 // As in Keras, the last of the outputs of a layer has its name.
-                logs.set(format!("{}_loss", self.output_names[*output]), tally.output_loss(i));
+                logs.set(format!("{}_loss", self.loss_names[*output]), tally.output_loss(i));
             }
         }
         let metrics = self.metrics.iter().flatten().zip(self.metric_names());
@@ -239,17 +241,22 @@ impl Objective {
         Ok(())
     }
 
-    /// What each weighted loss sum over `rows` samples is divided by in a step of a kind. `total_weight` is the
-    /// sum of the sample weights; only some reductions need it.
-    pub fn divisors(&self, kind: StepKind, rows: usize, total_weight: f64) -> Vec<f64> {
-        let divisor = |reduction: Reduction| match reduction {
+    /// What each weighted loss sum over `rows` samples is divided by in a step of a kind. `totals` are the sums of the
+    /// weights of all samples, or of those of each target; only some reductions need them.
+    pub fn divisors(&self, kind: StepKind, rows: usize, totals: &[f64]) -> Vec<f64> {
+        let compared = self.compared();
+        let total = |output: &usize| match totals {
+            [of_all] => *of_all,
+            totals => compared.iter().position(|o| o == output).map_or(0.0, |at| totals[at]),
+        };
+        let divisor = |(loss, output): (&Box<dyn Loss>, &usize)| match loss.reduction() {
             Reduction::SumOverBatchSize => rows as f64,
             Reduction::Sum => 1.0,
-            Reduction::MeanWithSampleWeight => total_weight,
+            Reduction::MeanWithSampleWeight => total(output),
         };
         match &self.custom {
             Some(_) => vec![rows as f64; self.loss_weights(kind).len()],
-            None => self.losses.iter().map(|loss| divisor(loss.reduction())).collect(),
+            None => self.losses.iter().zip(&self.trained).map(divisor).collect(),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::data::{Dataset, HostBatch, Identity, InMemory, IndexBatch, Table};
 use crate::error::Result;
 use crate::layer::lock;
 use phalanx_exec::{ExecError, ResidentData, StepInput, TableId};
+use phalanx_graph::Tensor;
 use std::sync::Arc;
 
 /// Samples on the devices, and the arrays they were uploaded from.
@@ -36,6 +37,7 @@ pub(crate) struct ResidentTable {
     /// Dimensions of one sample of each input.
     inputs: Vec<Vec<usize>>,
     weights: Option<Arc<Vec<f32>>>,
+    output_weights: Vec<Arc<Tensor>>,
     /// How many steps are best launched together.
     pub steps_per_launch: usize,
 }
@@ -69,8 +71,10 @@ impl Session {
         let Some(data) = data.in_memory() else { return Ok(None) };
         let mut table = data.table();
         table.targets = self.checks.fed(&table.targets).into_iter().cloned().collect();
+        table.output_weights =
+            self.checks.fed(&table.output_weights).into_iter().cloned().collect();
         let rows = data.batch_size();
-        let step = ShapedStep { kind, shape: self.shape_of_samples(&table.inputs)? };
+        let step = ShapedStep { kind, shape: self.shape_of_samples(&table)? };
         let program = self.ensure_loaded(step, rows)?;
         // Launches of several steps take numbers besides the samples, but no arrays.
         if !self.shapes.get(step.shape).steps.constants(kind).is_empty() {
@@ -86,7 +90,8 @@ impl Session {
         let steps_per_launch =
             steps_per_launch.map_err(|e| self.explain_out_of_memory(e, step, rows))?;
         let inputs = self.shapes.get(step.shape).inputs.clone();
-        Ok(Some(ResidentTable { id, inputs, weights: table.weights, steps_per_launch }))
+        let Table { weights, output_weights, .. } = table;
+        Ok(Some(ResidentTable { id, inputs, weights, output_weights, steps_per_launch }))
     }
 
     /// The samples on the devices, uploaded if they are not there yet.
@@ -155,13 +160,19 @@ impl Session {
 
     /// What each output's weighted loss sum over these samples is divided by.
     fn resident_divisors(&self, table: &ResidentTable, rows: &[u32]) -> Vec<f64> {
-        let weight =
+        let shared =
             |row: &u32| table.weights.as_ref().map_or(1.0, |w| f64::from(w[*row as usize]));
-        let total = match self.objective.divides_by_weight() {
-            true => rows.iter().map(weight).sum(),
-            false => 0.0,
+        let of_output = |t: &Arc<Tensor>| -> f64 {
+            let (all, width) = (t.f32().unwrap_or_default(), t.row_len());
+            let row = |row: &u32| &all[*row as usize * width..][..width];
+            rows.iter().flat_map(row).map(|w| f64::from(*w)).sum()
         };
-        self.objective.divisors(StepKind::Train, rows.len(), total)
+        let totals: Vec<f64> = match &table.output_weights[..] {
+            _ if !self.objective.divides_by_weight() => vec![],
+            [] => vec![rows.iter().map(shared).sum()],
+            weights => weights.iter().map(of_output).collect(),
+        };
+        self.objective.divisors(StepKind::Train, rows.len(), &totals)
     }
 
     /// The optimizer's scalars after `updates` more updates, or the numbers of an update of whole weights.
@@ -195,7 +206,8 @@ impl Session {
         let rows = batches.first().map_or(0, |b| b.rows.len());
         self.checks.check_batch_size(rows)?;
         self.weights.own_states();
-        let shape = if self.def.is_open() { self.shape_for(&table.inputs)? } else { 0 };
+        let weights = self.weight_sizes(&table.output_weights);
+        let shape = self.shape_for(&table.inputs, &weights)?;
         let step = ShapedStep { kind, shape };
         let program = self.ensure_loaded(step, rows)?;
         if training {

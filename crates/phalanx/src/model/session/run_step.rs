@@ -190,7 +190,10 @@ impl Session {
             feeds.extend(constants.clone());
         }
         feeds.extend(self.checks.fed(&batch.targets).into_iter().map(|t| feed(t, &rows)));
-        feeds.push(FeedData::F32(&batch.sample_weight[rows]));
+        match &batch.output_weights[..] {
+            [] => feeds.push(FeedData::F32(&batch.sample_weight[rows])),
+            weights => feeds.extend(self.checks.fed(weights).into_iter().map(|t| feed(t, &rows))),
+        }
         feeds.extend(scales.chunks(1).chain(numbers.chunks(1)).map(FeedData::F32));
         feeds.extend(scalars.iter().map(|values| FeedData::F32(values)));
         if is_custom {
@@ -305,17 +308,23 @@ impl Session {
 
     /// What each weighted loss sum is divided by in a step of a kind.
     fn divisors(&self, kind: StepKind, batch: &HostBatch) -> Result<Vec<f64>> {
-        let total = match self.objective.divides_by_weight() {
-            true => self.total_weight(batch)?,
-            false => 0.0,
-        };
-        Ok(self.objective.divisors(kind, batch.rows, total))
+        let mut totals = vec![];
+        if self.objective.divides_by_weight() {
+            let rows = batch.local_len();
+            let weights = match &batch.output_weights[..] {
+                [] => vec![&batch.sample_weight[..rows]],
+                weights => self.checks.fed(weights).into_iter().map(|t| of_rows(t, rows)).collect(),
+            };
+            for weights in weights {
+                totals.push(self.total_weight(batch, weights)?);
+            }
+        }
+        Ok(self.objective.divisors(kind, batch.rows, &totals))
     }
 
-    /// The weights of all samples of a batch, added up in their order.
-    fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
+    /// The weights of a batch, of which this worker has `local`, added up in their order.
+    fn total_weight(&self, batch: &HostBatch, local: &[f32]) -> Result<f64> {
         let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
-        let local = &batch.sample_weight[..batch.local_len()];
         if !self.workers.is_distributed() || batch.local.is_none() {
             return Ok(sum(&mut local.iter().copied()));
         }
@@ -338,6 +347,11 @@ impl Session {
             }
         }
     }
+}
+
+/// The numbers of the first rows of weights.
+fn of_rows(weights: &Tensor, rows: usize) -> &[f32] {
+    &weights.f32().unwrap_or_default()[..rows * weights.row_len()]
 }
 
 /// Some rows of a tensor.

@@ -3,12 +3,13 @@
 
 use super::programs::{LoadedPrograms, StepCache};
 use super::{Session, StepKind};
-use crate::data::{Dataset, HostBatch, Samples};
+use crate::data::{Dataset, HostBatch, Samples, Table};
 use crate::error::{Error, Result};
 use crate::layer::lock;
 use phalanx_distributed::warnings::warning;
 use phalanx_exec::ProgramId;
 use phalanx_graph::{Tensor, Type};
+use std::borrow::Borrow;
 
 /// Number of shapes whose programs are kept. The least recently used ones are dropped.
 const MAX_SHAPES: usize = 32;
@@ -20,6 +21,9 @@ const MANY_SHAPES: usize = 16;
 pub(crate) struct BatchShape {
     /// Dimensions of one sample of each input.
     pub inputs: Vec<Vec<usize>>,
+    /// Dimensions of the sample weights of each target, without the samples; none if all targets have one weight for each
+    /// sample.
+    pub weights: Vec<Vec<usize>>,
     pub outputs: Vec<Type>,
     /// The types of the targets.
     pub targets: Vec<Type>,
@@ -68,8 +72,9 @@ impl ShapeCache {
     }
 
     /// Finds a shape and marks it as used.
-    fn find(&mut self, inputs: &[Vec<usize>]) -> Option<usize> {
-        let at = self.shapes.iter().position(|shape| shape.inputs == inputs)?;
+    fn find(&mut self, inputs: &[Vec<usize>], weights: &[Vec<usize>]) -> Option<usize> {
+        let same = |shape: &BatchShape| shape.inputs == inputs && shape.weights == weights;
+        let at = self.shapes.iter().position(same)?;
         self.uses += 1;
         self.shapes[at].used = self.uses;
         Some(at)
@@ -101,35 +106,48 @@ impl ShapeCache {
 impl Session {
     /// The shape of a batch. A new one is added, for which no step may be in flight.
     pub(super) fn shape_of(&mut self, batch: &HostBatch) -> Result<usize> {
-        match self.def.is_open() {
-            true => self.shape_for(&self.input_sizes(&batch.inputs)?),
-            false => Ok(0),
+        if self.is_only_shape(&batch.output_weights) {
+            return Ok(0);
         }
+        self.shape_for(&self.input_sizes(&batch.inputs)?, &self.weight_sizes(&batch.output_weights))
+    }
+
+    /// Whether batches with these weights of outputs have the only shape.
+    fn is_only_shape<T>(&self, output_weights: &[T]) -> bool {
+        !self.def.is_open() && output_weights.is_empty() && self.shapes.shapes.len() == 1
+    }
+
+    /// The dimensions of the sample weights of each target, without the samples.
+    pub(super) fn weight_sizes<T: Borrow<Tensor>>(&self, output_weights: &[T]) -> Vec<Vec<usize>> {
+        let sizes = |t: &T| t.borrow().dims().get(1..).unwrap_or_default().to_vec();
+        self.checks.fed(output_weights).into_iter().map(sizes).collect()
     }
 
     /// The shape of a batch, if a batch has had it before.
     pub(super) fn known_shape_of(&mut self, batch: &HostBatch) -> Result<Option<usize>> {
-        match self.def.is_open() {
-            true => Ok(self.shapes.find(&self.input_sizes(&batch.inputs)?)),
-            false => Ok(Some(0)),
+        if self.is_only_shape(&batch.output_weights) {
+            return Ok(Some(0));
         }
+        let inputs = self.input_sizes(&batch.inputs)?;
+        Ok(self.shapes.find(&inputs, &self.weight_sizes(&batch.output_weights)))
     }
 
     /// The shape of batches of these samples.
-    pub(super) fn shape_of_samples(&mut self, inputs: &[Samples]) -> Result<usize> {
-        if !self.def.is_open() {
+    pub(super) fn shape_of_samples(&mut self, table: &Table) -> Result<usize> {
+        if self.is_only_shape(&table.output_weights) {
             return Ok(0);
         }
+        let inputs = &table.inputs;
         self.checks.check_count("inputs", self.def.fed.len(), inputs.len())?;
         let sizes = |(i, samples): (usize, &Samples)| self.sizes_of(i, samples.dims());
         let sizes = inputs.iter().enumerate().map(sizes).collect::<Result<Vec<_>>>()?;
-        self.shape_for(&sizes)
+        self.shape_for(&sizes, &self.weight_sizes(&table.output_weights))
     }
 
     /// Loads the program of a step on a dataset's batches, if their shape is known.
     pub(crate) fn preload(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<()> {
         let shape = match data.in_memory() {
-            Some(samples) => self.shape_of_samples(&samples.table().inputs)?,
+            Some(samples) => self.shape_of_samples(&samples.table())?,
             None if self.def.is_open() => return Ok(()),
             None => 0,
         };
@@ -164,12 +182,16 @@ impl Session {
     }
 
     /// The shape of batches with samples of these sizes.
-    pub(super) fn shape_for(&mut self, inputs: &[Vec<usize>]) -> Result<usize> {
-        if let Some(known) = self.shapes.find(inputs) {
+    pub(super) fn shape_for(
+        &mut self,
+        inputs: &[Vec<usize>],
+        weights: &[Vec<usize>],
+    ) -> Result<usize> {
+        if let Some(known) = self.shapes.find(inputs, weights) {
             return Ok(known);
         }
         let outputs = self.def.output_types_for(inputs)?;
-        let shape = self.new_shape(inputs.to_vec(), outputs)?;
+        let shape = self.new_shape(inputs.to_vec(), weights.to_vec(), outputs)?;
         let (at, dropped) = self.shapes.add(shape);
         for program in dropped.iter().flat_map(|shape| shape.loaded.all()) {
             lock(&self.executor).unload(program.id);
@@ -194,6 +216,7 @@ impl Session {
     pub(super) fn new_shape(
         &self,
         inputs: Vec<Vec<usize>>,
+        weights: Vec<Vec<usize>>,
         outputs: Vec<Type>,
     ) -> Result<BatchShape> {
         let compared = self.checks.compared.iter();
@@ -204,7 +227,7 @@ impl Session {
         };
         self.objective.check_state_sizes(&outputs)?;
         let (steps, loaded) = (StepCache::default(), LoadedPrograms::default());
-        Ok(BatchShape { inputs, outputs, targets, steps, loaded, used: 0 })
+        Ok(BatchShape { inputs, weights, outputs, targets, steps, loaded, used: 0 })
     }
 
     /// Adds the only shape of a model without open sizes.
@@ -243,6 +266,7 @@ mod tests {
     fn shape(size: usize) -> BatchShape {
         BatchShape {
             inputs: vec![vec![size, 2]],
+            weights: vec![],
             outputs: vec![],
             targets: vec![],
             steps: StepCache::default(),
@@ -257,11 +281,14 @@ mod tests {
         for size in 1..=MAX_SHAPES {
             assert!(cache.add(shape(size)).1.is_none());
         }
-        cache.find(&[vec![1, 2]]).unwrap();
+        cache.find(&[vec![1, 2]], &[]).unwrap();
         let (at, dropped) = cache.add(shape(100));
         assert_eq!(dropped.unwrap().inputs, [[2, 2]]);
         assert_eq!(cache.get(at).inputs, [[100, 2]]);
-        assert!(cache.find(&[vec![2, 2]]).is_none() && cache.find(&[vec![1, 2]]).is_some());
+        assert!(cache.find(&[vec![2, 2]], &[]).is_none());
+        assert!(cache.find(&[vec![1, 2]], &[]).is_some());
+        // Sample weights of each output need programs of their own.
+        assert!(cache.find(&[vec![1, 2]], &[vec![]]).is_none());
         assert_eq!(cache.get(cache.largest().unwrap()).inputs, [[100, 2]]);
         assert_eq!(cache.by_use()[0].inputs, [[1, 2]]);
         assert_eq!(cache.shapes.len(), MAX_SHAPES);
