@@ -40,17 +40,12 @@ fn structures_options_and_activations_survive_files() {
     let mut count = 0;
     for case in cases {
         let model = load_model(file(case.name)).unwrap();
-        let expected = model.predict_all(&inputs(&case)).unwrap();
+        let expected = model.predict_all(inputs(&case)).unwrap();
         for name in ["again.keras", "again.h5"] {
             let path = directory.path().join(name);
             model.save(&path).unwrap();
             let again = load_model(&path).unwrap();
-            assert_eq!(
-                again.predict_all(&inputs(&case)).unwrap(),
-                expected,
-                "{} {name}",
-                case.name
-            );
+            assert_eq!(again.predict_all(inputs(&case)).unwrap(), expected, "{} {name}", case.name);
             assert_eq!(again.input_paths(), model.input_paths(), "{} {name}", case.name);
             assert_eq!(again.output_names(), model.output_names(), "{} {name}", case.name);
         }

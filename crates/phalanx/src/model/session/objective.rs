@@ -249,14 +249,15 @@ impl Objective {
             [of_all] => *of_all,
             totals => compared.iter().position(|o| o == output).map_or(0.0, |at| totals[at]),
         };
-        let divisor = |(loss, output): (&Box<dyn Loss>, &usize)| match loss.reduction() {
+        let divisor = |(reduction, output): (Reduction, &usize)| match reduction {
             Reduction::SumOverBatchSize => rows as f64,
             Reduction::Sum => 1.0,
             Reduction::MeanWithSampleWeight => total(output),
         };
+        let reductions = self.losses.iter().map(|loss| loss.reduction());
         match &self.custom {
             Some(_) => vec![rows as f64; self.loss_weights(kind).len()],
-            None => self.losses.iter().zip(&self.trained).map(divisor).collect(),
+            None => reductions.zip(&self.trained).map(divisor).collect(),
         }
     }
 

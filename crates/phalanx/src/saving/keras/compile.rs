@@ -94,18 +94,16 @@ fn losses(
     outputs: &[String],
 ) -> Result<(Vec<Option<LossArgument>>, Vec<f64>)> {
     let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
-    let given = |value: Option<&'_ Value>| value.is_some_and(|value| !value.is_null());
-    let losses = per_output("loss", get("loss"), outputs)?.into_iter();
-    let losses = losses.map(|value| value.filter(|v| !v.is_null()).map(loss).transpose());
-    let losses = losses.collect::<Result<Vec<_>>>()?;
-    let weights = per_output("loss_weights", get("loss_weights"), outputs)?;
-    let weight = |w: Option<&Value>| match w.filter(|w| !w.is_null()) {
+    let losses = given_per_output("loss", get("loss"), outputs)?.into_iter();
+    let losses = losses.map(|value| value.map(loss).transpose()).collect::<Result<Vec<_>>>()?;
+    let weights = given_per_output("loss_weights", get("loss_weights"), outputs)?;
+    let weight = |w: Option<&Value>| match w {
         None => Ok(1.0),
         Some(w) => w
             .as_f64()
             .ok_or_else(|| Error::argument("compile_config", "loss_weights", "numbers", w)),
     };
-    let weights = match weights.iter().any(|weight| given(*weight)) {
+    let weights = match weights.iter().any(Option::is_some) {
         true => weights.into_iter().map(weight).collect::<Result<_>>()?,
         false => vec![],
     };
@@ -215,6 +213,16 @@ fn per_output<'a>(
         },
         _ => Err(wrong(value.to_string())),
     }
+}
+
+/// As [`per_output`]; null is none.
+fn given_per_output<'a>(
+    what: &str,
+    value: &'a Value,
+    outputs: &[String],
+) -> Result<Vec<Option<&'a Value>>> {
+    let values = per_output(what, value, outputs)?.into_iter();
+    Ok(values.map(|value| value.filter(|value| !value.is_null())).collect())
 }
 
 /// The metrics of each output. `unknown` handles those that are not supported.
