@@ -228,6 +228,16 @@ fn load_request<'a>(
     LoadRequest { name, image_options, args, inputs, text_inputs, outputs, table }
 }
 
+/// The class of each row, if each has one.
+fn labels_of(part: &Part, preprocessing: &Preprocessing) -> Option<Vec<i32>> {
+    match &part.targets[..] {
+        [(_, y)] if !preprocessing.classes.is_empty() => {
+            class_numbers(y).ok().and_then(|t| Some(t.values.i32()?.to_vec()))
+        }
+        _ => None,
+    }
+}
+
 /// Preprocesses the loaded data.
 fn finish(
     spec: &ModelSpec,
@@ -282,12 +292,7 @@ fn finish(
     let validation = optional(&loaded.validation, &mut convert).with_context(named)?;
     let test = optional(&loaded.test, &mut convert).with_context(named)?;
     let evaluated = loaded.test.as_ref().unwrap_or(&loaded.train);
-    let labels = match &evaluated.targets[..] {
-        [(_, y)] if !preprocessing.classes.is_empty() => {
-            class_numbers(y).ok().and_then(|t| Some(t.values.i32()?.to_vec()))
-        }
-        _ => None,
-    };
+    let labels = labels_of(evaluated, &preprocessing);
     let raw_inputs = evaluated.inputs[0].1.clone();
     let raw_dims = match &loaded.train.inputs[..] {
         [(_, x)] => x.dims(),
