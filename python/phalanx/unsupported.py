@@ -167,9 +167,7 @@ def _config_reasons(model: Any, known: list[str]) -> list[str]:
             return []
         return [f"Keras cannot serialize it: {error}"]
     named = {_subject(reason) for reason in known}
-    found = [reason for reason in _phalanx.unsupported(config) if _subject(reason) not in named]
-    lacks_loss = any(reason.endswith("has no loss") for reason in known)
-    return [reason for reason in found if not (lacks_loss and "without a loss" in reason)]
+    return [reason for reason in _phalanx.unsupported(config) if _subject(reason) not in named]
 
 
 def _subject(reason: str) -> str:

@@ -13,7 +13,7 @@ import sys
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-GROUPS = ["layers", "image_layers", "sampling", "losses", "metrics", "optimizers", "loss_scale", "accumulation", "schedules", "initializers", "penalties", "networks", "oracles", "models", "more_layers", "more_models", "open_sizes", "recurrent", "sequences", "stateful", "ctc", "whole_weights", "optimizer_files", "augmentation", "preprocessing", "train_steps", "custom_models", "names", "metric_names", "augment"]
+GROUPS = ["layers", "image_layers", "sampling", "losses", "metrics", "optimizers", "loss_scale", "accumulation", "schedules", "initializers", "penalties", "networks", "oracles", "models", "more_layers", "more_models", "open_sizes", "recurrent", "sequences", "stateful", "ctc", "whole_weights", "optimizer_files", "augmentation", "preprocessing", "train_steps", "custom_models", "names", "metric_names", "output_losses", "output_weights", "augment"]
 
 
 def main():

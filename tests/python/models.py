@@ -30,9 +30,8 @@ def random_weights(rng, model):
 
 
 def as_list(value):
-    if isinstance(value, dict):
-        return [value[key] for key in sorted(value)]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    """The arrays of a structure. Dicts are sorted by their keys."""
+    return keras.tree.flatten(value)
 
 
 def op_names(model):

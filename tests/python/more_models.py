@@ -265,6 +265,71 @@ def odd_recurrent(rng):
     return keras.Model(x, [y, *states, z, *w]), normal(rng, 4, 5, 3)
 
 
+@case
+def layers_as_activations(rng):
+    x = keras.Input((5, 4))
+    y = L.Dense(6, activation=L.ReLU(1.5, 0.1, 0.2))(x)
+    y = L.Conv1D(6, 2, padding="same", activation=L.Softmax(axis=1))(y)
+    y = L.LSTM(4, return_sequences=True, activation=L.LeakyReLU(0.2), recurrent_activation=L.Activation("tanh"))(y)
+    y = L.Dense(4, activation=L.ELU(0.5))(L.Activation(L.Activation("softplus"))(y))
+    return keras.Model(x, [L.Dense(3, activation=L.Softmax())(y), L.Dense(3, activation=L.Softmax(axis=-2))(y)]), normal(rng, 4, 5, 4)
+
+
+def three_inputs(structure):
+    """A model of inputs in a structure of `a`, `b` and `c`."""
+    a, b, c = (keras.Input((n,), name=name) for n, name in ((2, "a"), (3, "b"), (4, "c")))
+    y = L.Concatenate()([L.Dense(2)(a), L.Dense(3, activation="tanh")(b), c])
+    return keras.Model(structure(a, b, c), L.Dense(2)(y))
+
+
+def arrays_of(rng, structure, rows=5):
+    return structure(normal(rng, rows, 2), normal(rng, rows, 3), normal(rng, rows, 4))
+
+
+def list_in_dict(a, b, c):
+    return {"q": c, "p": [a, b]}
+
+
+def dict_in_dict(a, b, c):
+    return {"z": {"n": a, "m": b}, "k": c}
+
+
+def dict_in_list(a, b, c):
+    return [{"s": a, "r": b}, c]
+
+
+def lists_in_list(a, b, c):
+    return [[a], [b, c]]
+
+
+for structure in (list_in_dict, dict_in_dict, dict_in_list, lists_in_list):
+    CASES[f"inputs_{structure.__name__}"] = lambda rng, s=structure: (three_inputs(s), arrays_of(rng, s))
+
+
+@case
+def inputs_of_a_nested_model(rng):
+    inner = three_inputs(dict_in_dict)
+    u, v = keras.Input((3,), name="u"), keras.Input((4,), name="v")
+    w = keras.Input((2,), name="w")
+    y = inner(dict_in_dict(w, L.Dense(3)(u), v))
+    return keras.Model({"right": [v, w], "left": u}, L.Dense(2)(y)), {
+        "left": normal(rng, 5, 3),
+        "right": [normal(rng, 5, 4), normal(rng, 5, 2)],
+    }
+
+
+@case
+def outputs_in_a_structure(rng):
+    x = keras.Input((3,))
+    return keras.Model(x, {"p": [L.Dense(2, name="u")(x), L.Dense(1, name="v")(x)], "k": L.Dense(4, name="w")(x)}), normal(rng, 5, 3)
+
+
+@case
+def optional_input(rng):
+    x, y = keras.Input((3,), name="x"), keras.Input((3,), name="y", optional=True)
+    return keras.Model([x, y], L.Dense(2)(L.Add()([x, y]))), [normal(rng, 5, 3), normal(rng, 5, 3)]
+
+
 def whole(h):
     """Whole numbers between -20 and 20."""
     return ops.cast(ops.stop_gradient(h) * 20.0, "int32")

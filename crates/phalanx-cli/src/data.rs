@@ -25,6 +25,8 @@ pub struct NamedSamples {
     pub targets: Vec<(String, Tensor)>,
     /// A weight for each sample, if any.
     pub sample_weight: Option<Vec<f32>>,
+    /// The weights of outputs by name, for each sample or each of its positions; an unnamed entry is for all outputs.
+    pub output_weights: Vec<(String, Tensor)>,
 }
 
 /// Data before preprocessing.
@@ -172,13 +174,14 @@ impl NamedSamples {
 
     fn single(x: SampleSource, y: Tensor) -> NamedSamples {
         let (inputs, targets) = (vec![(String::new(), x)], vec![(String::new(), y)]);
-        NamedSamples { inputs, targets, sample_weight: None }
+        NamedSamples { inputs, targets, sample_weight: None, output_weights: vec![] }
     }
 
     fn from_set(set: SampleSet) -> NamedSamples {
         let inputs =
             set.inputs.into_iter().map(|(name, x)| (name, SampleSource::Memory(x))).collect();
-        NamedSamples { inputs, targets: set.targets, sample_weight: set.sample_weight }
+        let SampleSet { targets, sample_weight, output_weights, .. } = set;
+        NamedSamples { inputs, targets, sample_weight, output_weights }
     }
 
     /// Number of samples.
@@ -192,8 +195,10 @@ impl NamedSamples {
         let inputs = self.inputs.iter().map(pick).collect::<Result<_>>()?;
         let pick = |(name, y): &(String, Tensor)| (name.clone(), y.select_rows(rows));
         let targets = self.targets.iter().map(pick).collect();
+        let output_weights = self.output_weights.iter().map(pick).collect();
         let weight = |weights: &Vec<f32>| rows.iter().map(|row| weights[*row]).collect();
-        Ok(NamedSamples { inputs, targets, sample_weight: self.sample_weight.as_ref().map(weight) })
+        let sample_weight = self.sample_weight.as_ref().map(weight);
+        Ok(NamedSamples { inputs, targets, sample_weight, output_weights })
     }
 
     /// The class of every row, if there is one target with one integer per row.

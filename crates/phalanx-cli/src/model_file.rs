@@ -3,7 +3,7 @@
 use crate::data::{LoadedData, numbered_classes};
 use crate::model_spec::CompileOptions;
 use crate::preprocessing::{Preprocessing, check_sample_size};
-use crate::targets::Output;
+use crate::targets::{NO_LOSS, Output};
 use anyhow::{Context, Result, bail};
 use phalanx::losses;
 use phalanx::prelude::*;
@@ -19,6 +19,8 @@ pub struct ModelFile {
     pub name: String,
     /// Names and shapes of the inputs as the file declares them.
     declared: Vec<(String, Shape)>,
+    /// The keys or paths of the inputs, if the model takes a dict or nested structure.
+    pub input_paths: Option<Vec<String>>,
     /// The names of the inputs that take strings.
     pub text_inputs: Vec<String>,
     /// The number of samples of every batch, if layers have states that outlive a batch.
@@ -30,6 +32,8 @@ pub struct ModelFile {
     /// The activation of the last layer.
     activation: Activation,
     losses: Losses,
+    /// The names of the outputs that have a loss or metrics.
+    compared: Vec<String>,
     /// Whether the loss of the only output takes logits, if recorded.
     from_logits: Option<bool>,
 }
@@ -64,7 +68,7 @@ enum Activation {
 
 /// The losses that the model was compiled with.
 enum Losses {
-    /// Keras' class names, one for each output.
+    /// Keras' class names, one for each output, or [`NO_LOSS`].
     Known(Vec<&'static str>),
     /// A loss that Phalanx does not have, with the error message.
     Unknown(String),
@@ -106,12 +110,15 @@ impl ModelFile {
             check_sample_size(input).with_context(|| shown(path.display()).to_string())?;
         }
         let mut from_logits = None;
+        let mut compared = model.output_names();
         let losses = match read_compile_for_evaluation(path) {
             Ok(None) => Losses::None,
             Ok(Some((compile, _))) => match compile.loss_classes() {
                 Ok(classes) => {
                     from_logits = compile.losses_from_logits().first().copied().flatten();
-                    Losses::Known(classes)
+                    let mut is_compared = compile.compared_outputs().into_iter();
+                    compared.retain(|_| is_compared.next().unwrap_or(true));
+                    Losses::Known(classes.into_iter().map(|c| c.unwrap_or(NO_LOSS)).collect())
                 }
                 Err(error) => Losses::Unknown(error.to_string()),
             },
@@ -124,12 +131,14 @@ impl ModelFile {
             path,
             name,
             declared,
+            input_paths: model.input_paths(),
             text_inputs,
             stateful_batch_size: model.stateful_batch_size(),
             columns,
             sized,
             activation,
             losses,
+            compared,
             from_logits,
         })
     }
@@ -331,6 +340,14 @@ impl ModelFile {
             }
         };
         Ok((LossSource::Inferred { loss, from_logits }, vec![loss]))
+    }
+
+    /// The names of the outputs that a loss or metrics compare with targets.
+    pub fn target_names(&self, source: &LossSource) -> Vec<String> {
+        match source {
+            LossSource::Stored => self.compared.clone(),
+            _ => self.outputs().iter().map(|(name, _)| name.clone()).collect(),
+        }
     }
 
     /// The outputs with their losses.

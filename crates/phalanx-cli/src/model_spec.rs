@@ -250,6 +250,14 @@ impl ModelSpec {
         }
     }
 
+    /// The keys or paths of the inputs, if the model takes a dict or nested structure.
+    pub fn input_paths(&self) -> Option<&[String]> {
+        match &self.kind {
+            ModelKind::Network(_) => None,
+            ModelKind::File(file) => file.input_paths.as_deref(),
+        }
+    }
+
     /// The names of the inputs that take strings.
     pub fn text_inputs(&self) -> Vec<String> {
         match &self.kind {
@@ -323,10 +331,19 @@ impl ModelSpec {
         }
     }
 
-    /// Converts the targets of each output to the form its loss takes.
+    /// The names of the outputs that a loss or metrics compare with targets.
+    pub fn target_names(&self, source: &LossSource) -> Vec<String> {
+        match &self.kind {
+            ModelKind::Network(_) => self.io_names().1,
+            ModelKind::File(file) => file.target_names(source),
+        }
+    }
+
+    /// Converts the targets of the outputs of these names to the form that their losses take.
     pub fn targets(
         &self,
         losses: &[&'static str],
+        names: &[String],
         given: &[Tensor],
         classes: Option<usize>,
     ) -> Result<Vec<Targets>> {
@@ -334,7 +351,8 @@ impl ModelSpec {
             (ModelKind::Network(_), [y]) => Ok(vec![class_numbers(y)?]),
             (ModelKind::Network(_), _) => bail!("expected one target, received {}", given.len()),
             (ModelKind::File(file), _) => {
-                let outputs = file.with_losses(losses);
+                let mut outputs = file.with_losses(losses);
+                outputs.retain(|output| names.contains(&output.name));
                 outputs.iter().zip(given).map(|(output, y)| output.targets(y, classes)).collect()
             }
         }

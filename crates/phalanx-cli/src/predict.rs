@@ -167,9 +167,15 @@ fn load_inputs(
         _ => vec![(String::new(), npy::read(path)?)],
     };
     let (names, _) = spec.io_names();
+    // The keys of a dict of inputs come before the names of their layers.
+    let is_given = |name: &String| {
+        given.iter().any(|(array, _)| array == name || *array == format!("x_{name}"))
+    };
+    let paths = spec.input_paths().filter(|paths| paths.iter().all(is_given));
+    let wanted = paths.unwrap_or(&names);
     let is_unnamed = |array: &str| array.is_empty() || array == "x";
     let mut chosen = vec![];
-    for name in &names {
+    for name in wanted {
         let matches = |array: &str| array == name || array == format!("x_{name}");
         let found = given.iter().position(|(array, _)| matches(array));
         let found =
@@ -180,7 +186,7 @@ fn load_inputs(
             let one = if names.len() == 1 { " or x" } else { "" };
             format!(
                 "expected arrays named {}{one}, received {}",
-                names.join(", "),
+                spec.input_paths().unwrap_or(&names).join(", "),
                 listed.join(", ")
             )
         })?);

@@ -10,6 +10,8 @@ use phalanx::prelude::*;
 const CATEGORICAL: [&str; 2] = ["CategoricalCrossentropy", "KLDivergence"];
 const SPARSE: &str = "SparseCategoricalCrossentropy";
 const BINARY: &str = "BinaryCrossentropy";
+/// In place of the class of a loss, for an output without one.
+pub const NO_LOSS: &str = "no loss";
 
 /// An output of a model, and the class of its loss.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +20,7 @@ pub struct Output {
     pub name: String,
     /// Dimensions of a sample.
     pub dims: Vec<usize>,
-    /// Keras' class name of its loss.
+    /// Keras' class name of its loss, or [`NO_LOSS`].
     pub loss: &'static str,
 }
 
@@ -40,6 +42,10 @@ impl Output {
         let row = y.dims().get(1..).unwrap_or_default();
         let last = self.dims.last().copied().unwrap_or(1);
         self.check_classes(classes)?;
+        if self.loss == NO_LOSS {
+            // Its metrics decide.
+            return Ok(unchanged());
+        }
         if self.loss == SPARSE {
             let lead = &self.dims[..self.dims.len().saturating_sub(1)];
             if !same_shape(row, lead) {

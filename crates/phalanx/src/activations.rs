@@ -1,5 +1,9 @@
 //! Activation functions with Keras' names.
 
+mod layers;
+
+pub use layers::ActivationLayer;
+
 use crate::by_name::{Named, variant_by_serde_name};
 use crate::custom::{self, CustomActivation};
 use crate::error::{Error, Result};
@@ -100,56 +104,6 @@ pub enum ActivationFn {
     Custom(CustomActivation),
 }
 
-/// A layer that Keras accepts in place of a function, for its arguments: `Dense(3, activation=LeakyReLU(0.1))`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "class_name", content = "config", deny_unknown_fields)]
-pub enum ActivationLayer {
-    /// `x` above zero, `negative_slope · x` below
-    LeakyReLU {
-        /// Slope below zero.
-        #[serde(default = "layer_slope", alias = "alpha")]
-        negative_slope: f64,
-    },
-    /// `max_value` from `max_value` up, `x` above `threshold`, `negative_slope · (x - threshold)` below
-    ReLU {
-        /// The maximum result.
-        #[serde(default)]
-        max_value: Option<f64>,
-        /// Slope below the threshold.
-        #[serde(default)]
-        negative_slope: f64,
-        /// The threshold above which `x` passes.
-        #[serde(default)]
-        threshold: f64,
-    },
-    /// `x` above zero, `alpha · (eˣ - 1)` below
-    ELU {
-        /// The distance of the lower limit from zero.
-        #[serde(default = "layer_alpha")]
-        alpha: f64,
-    },
-}
-
-fn layer_slope() -> f64 {
-    0.3
-}
-
-fn layer_alpha() -> f64 {
-    1.0
-}
-
-impl ActivationLayer {
-    fn apply(self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
-        match self {
-            ActivationLayer::LeakyReLU { negative_slope } => leaky_relu(g, x, negative_slope),
-            ActivationLayer::ReLU { max_value, negative_slope, threshold } => {
-                relu(g, x, max_value, negative_slope, threshold)
-            }
-            ActivationLayer::ELU { alpha } => elu(g, x, alpha),
-        }
-    }
-}
-
 impl Serialize for ActivationFn {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         if let ActivationFn::Custom(function) = self {
@@ -174,6 +128,10 @@ impl<'de> Deserialize<'de> for ActivationFn {
         let class = object.remove("class_name").unwrap_or_default();
         if class == "function" {
             return read_name(config);
+        }
+        if class == "Activation" {
+            let function = config.get("activation").cloned().unwrap_or_default();
+            return <ActivationFn as Deserialize>::deserialize(function).map_err(de::Error::custom);
         }
         let mut config = if let Value::Object(config) = config { config } else { Map::new() };
         for key in ["name", "trainable", "dtype"] {
@@ -244,8 +202,9 @@ impl Named for ActivationFn {
 impl ActivationFn {
     /// Whether every element of the result depends on one element of the input.
     pub(crate) fn is_elementwise(self) -> bool {
-        use ActivationFn::{Custom, LogSoftmax, Softmax, Sparsemax};
-        !matches!(self, Softmax | LogSoftmax | Sparsemax | Custom(_))
+        use ActivationFn::{Custom, Layer, LogSoftmax, Softmax, Sparsemax};
+        let over_an_axis = matches!(self, Layer(ActivationLayer::Softmax { .. }));
+        !over_an_axis && !matches!(self, Softmax | LogSoftmax | Sparsemax | Custom(_))
     }
 
     /// Appends the function to the graph; `linear` appends nothing.

@@ -1,7 +1,7 @@
 //! The preprocessing that adapts data and model to each other.
 
 use super::DataRequest;
-use super::checks::by_name;
+use super::checks::inputs_by_name;
 use crate::args::Size;
 use crate::data::{LoadedData, numbered_classes};
 use crate::model_file::ModelFile;
@@ -82,7 +82,7 @@ pub(super) fn file_preprocessing(
     request: &DataRequest<'_>,
 ) -> Result<Preprocessing> {
     let scale = request.args.rescale.map(Scale::Rescale);
-    by_name("x", &loaded.train.inputs, &spec.io_names().0)?;
+    inputs_by_name(spec, &loaded.train.inputs)?;
     let [(_, x)] = &loaded.train.inputs[..] else {
         if request.args.rescale.is_some() || request.size.is_some() {
             bail!("--rescale and --image-size: expected a model with one input");

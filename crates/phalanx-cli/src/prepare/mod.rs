@@ -16,7 +16,7 @@ use crate::samples::SampleSource;
 use crate::targets::class_numbers;
 use adapt::{file_preprocessing, network_preprocessing};
 use anyhow::{Context, Result, bail};
-use checks::{by_name, check_targets};
+use checks::{check_targets, inputs_by_name, targets_by_name, weights_by_name};
 use phalanx::prelude::*;
 use phalanx::text::shown;
 
@@ -138,7 +138,7 @@ fn give_sizes(spec: &ModelSpec, loaded: &LoadedData) -> Result<bool> {
     if !file.has_open_sizes() {
         return Ok(false);
     }
-    let inputs = by_name("x", &loaded.train.inputs, &spec.io_names().0)?;
+    let inputs = inputs_by_name(spec, &loaded.train.inputs)?;
     let dims: Vec<Vec<usize>> = inputs.iter().map(|source| source.dims()).collect();
     file.give_sizes(&dims)?;
     Ok(true)
@@ -228,6 +228,16 @@ fn load_request<'a>(
     LoadRequest { name, image_options, args, inputs, text_inputs, outputs, table }
 }
 
+/// The class of each row, if each has one.
+fn labels_of(part: &NamedSamples, preprocessing: &Preprocessing) -> Option<Vec<i32>> {
+    match &part.targets[..] {
+        [(_, y)] if !preprocessing.classes.is_empty() => {
+            class_numbers(y).ok().and_then(|t| Some(t.values.i32()?.to_vec()))
+        }
+        _ => None,
+    }
+}
+
 /// Preprocesses the loaded data.
 fn finish(
     spec: &ModelSpec,
@@ -250,8 +260,7 @@ fn finish(
         && matches!(&spec.kind, ModelKind::File(_) if preprocessing.network.is_none() && !preprocessing.resized);
     let mut target_forms = vec![];
     let mut convert = |part: &NamedSamples| -> Result<PreparedPart> {
-        let (input_names, output_names) = spec.io_names();
-        let given = by_name("x", &part.inputs, &input_names)?;
+        let given = inputs_by_name(spec, &part.inputs)?;
         let dims = spec.dims(&preprocessing.input);
         // A single input may be reshaped, resized and scaled; several inputs are not changed.
         let inputs = match (&given[..], &dims[..]) {
@@ -263,11 +272,18 @@ fn finish(
             }
             (several, _) => several.iter().map(|source| source.raw()).collect(),
         };
-        let given = by_name("y", &part.targets, &output_names)?;
-        let targets = spec.targets(&losses, &given, classes)?;
+        let wanted = spec.target_names(&loss_source);
+        let targets =
+            spec.targets(&losses, &wanted, &targets_by_name(spec, part, &wanted)?, classes)?;
         target_forms = targets.iter().map(|target| target.form.clone()).collect();
         let targets = targets.into_iter().map(|target| target.values).collect();
-        Ok(PreparedPart { inputs, targets, sample_weight: part.sample_weight.clone() })
+        let output_weights = weights_by_name(&part.output_weights, &wanted)?;
+        Ok(PreparedPart {
+            inputs,
+            targets,
+            sample_weight: part.sample_weight.clone(),
+            output_weights,
+        })
     };
     let optional =
         |part: &Option<NamedSamples>,
@@ -278,12 +294,7 @@ fn finish(
     let validation = optional(&loaded.validation, &mut convert).with_context(named)?;
     let test = optional(&loaded.test, &mut convert).with_context(named)?;
     let evaluated = loaded.test.as_ref().unwrap_or(&loaded.train);
-    let labels = match &evaluated.targets[..] {
-        [(_, y)] if !preprocessing.classes.is_empty() => {
-            class_numbers(y).ok().and_then(|t| Some(t.values.i32()?.to_vec()))
-        }
-        _ => None,
-    };
+    let labels = labels_of(evaluated, &preprocessing);
     let raw_inputs = evaluated.inputs[0].1.clone();
     let raw_dims = match &loaded.train.inputs[..] {
         [(_, x)] => x.dims(),

@@ -13,6 +13,8 @@ pub struct PreparedPart {
     /// The targets of each output, in the model's order.
     pub(super) targets: Vec<Tensor>,
     pub(super) sample_weight: Option<Vec<f32>>,
+    /// The weights of each target; empty if all have the same.
+    pub(super) output_weights: Vec<Option<Tensor>>,
 }
 
 impl PreparedPart {
@@ -46,15 +48,19 @@ impl PreparedPart {
         };
         let inputs = self.inputs.iter().map(samples).collect::<Result<Vec<Samples>>>()?;
         let arrays = Arrays::new(inputs, self.targets.clone())?.batch(batch)?;
-        Ok(Source::Arrays(match &self.sample_weight {
+        let arrays = match &self.sample_weight {
             Some(weights) => arrays.sample_weight(weights)?,
             None => arrays,
+        };
+        Ok(Source::Arrays(match &self.output_weights[..] {
+            [] => arrays,
+            weights => arrays.output_weights(weights.iter().cloned())?,
         }))
     }
 
     /// Augmented images.
     pub fn flow(&self, augment: &ImageDataGenerator, batch: usize) -> Result<ImageFlow> {
-        if self.sample_weight.is_some() {
+        if self.sample_weight.is_some() || !self.output_weights.is_empty() {
             bail!("--augment: expected data without sample weights");
         }
         let [target] = &self.targets[..] else {

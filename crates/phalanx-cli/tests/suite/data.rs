@@ -41,7 +41,7 @@ fn saved(dir: &Path, top: Dense, loss: &str) {
 }
 
 /// Trains with the command, and the same model with the library on `data`. Both must end with the same weights.
-fn trains_alike(dir: &Path, arguments: &[&str], data: Arrays) -> String {
+pub fn trains_alike(dir: &Path, arguments: &[&str], data: Arrays) -> String {
     let file = dir.join("model.keras");
     let mut model = load_model(&file).unwrap();
     let fit = Fit::new().epochs(3).batch_size(8).shuffle(false).verbose(0);

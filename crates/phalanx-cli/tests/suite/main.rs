@@ -12,6 +12,7 @@ mod data;
 mod doctor;
 mod files;
 mod inspect;
+mod model_data;
 mod models;
 mod names;
 mod networks;

@@ -2,6 +2,7 @@
 
 mod columns;
 mod epoch;
+mod output_weights;
 
 pub use columns::Columns;
 
@@ -39,6 +40,8 @@ pub struct Arrays {
     targets: Vec<Arc<Tensor>>,
     /// One weight per row of the full arrays, regardless of `window`.
     weights: Option<Arc<Vec<f32>>>,
+    /// The weights of each target in place of those, with all rows.
+    output_weights: Vec<Arc<Tensor>>,
     window: Range<usize>,
     batch: usize,
     shuffle: bool,
@@ -80,6 +83,7 @@ impl Arrays {
             inputs,
             targets,
             weights: None,
+            output_weights: vec![],
             window: 0..0,
             batch,
             shuffle: false,
@@ -117,6 +121,10 @@ impl Arrays {
         }
         if let Some(bad) = weights.iter().find(|w| !w.is_finite()) {
             return Err(Error::argument("Arrays", "sample_weight", "finite numbers", bad));
+        }
+        if !self.output_weights.is_empty() {
+            let expected = "weights of each target alone";
+            return Err(Error::argument("Arrays", "sample_weight", expected, "others besides"));
         }
         let rows = self.inputs[0].rows();
         let all = Arc::make_mut(self.weights.get_or_insert_with(|| Arc::new(vec![1.0; rows])));
@@ -287,6 +295,7 @@ impl Dataset for Arrays {
         self.inputs.iter().for_each(|samples| digest.rows(samples, rows()));
         self.targets.iter().for_each(|target| digest.rows_of_tensor(target, rows()));
         self.weights.iter().for_each(|weights| digest.floats(&weights[rows()]));
+        self.output_weights.iter().for_each(|weights| digest.rows_of_tensor(weights, rows()));
         digest.end()
     }
 
@@ -314,7 +323,8 @@ impl Dataset for Arrays {
 
 impl InMemory for Arrays {
     fn table(&self) -> Table {
-        Table { weights: self.weights.clone(), ..Table::new(&self.inputs, &self.targets) }
+        let (weights, output_weights) = (self.weights.clone(), self.output_weights.clone());
+        Table { weights, output_weights, ..Table::new(&self.inputs, &self.targets) }
     }
 
     fn index_batches(

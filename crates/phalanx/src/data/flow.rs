@@ -332,6 +332,7 @@ impl Epoch for FlowEpoch<'_> {
         reserve_slots(&mut batch.targets, columns, room);
         batch.weighted = false;
         batch.sample_weight.clear();
+        batch.output_weights.clear();
         batch.sample_weight.resize(batch.local_len(), 1.0);
         let images = batch.inputs[0].f32_mut().unwrap_or_default();
         for (to, position) in images.chunks_exact_mut(flow.size.len()).zip(positions.clone()) {

@@ -63,6 +63,9 @@ pub struct HostBatch {
     /// Whether the data have weights. Without any, all of `sample_weight` are 1. Only the sum of a loss that is one number
     /// for the whole batch depends on it, as in Keras.
     pub weighted: bool,
+    /// The weights of each output of the model, in place of `sample_weight`: a float for each sample or for each of its
+    /// positions. Empty if all outputs have `sample_weight`.
+    pub output_weights: Vec<Tensor>,
 }
 
 impl HostBatch {

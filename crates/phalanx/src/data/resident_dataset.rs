@@ -47,6 +47,8 @@ pub struct Table {
     pub targets: Vec<Arc<Tensor>>,
     /// Sample weights; `None` means that all are 1.
     pub weights: Option<Arc<Vec<f32>>>,
+    /// The weights of each output, in place of `weights`; empty if all outputs have those.
+    pub output_weights: Vec<Arc<Tensor>>,
 }
 
 /// Identifies the data of a table without keeping it alive.
@@ -115,7 +117,13 @@ impl Table {
             samples => samples.clone(),
         };
         let inputs = inputs.into_iter().map(input).collect();
-        Table { inputs, image: None, targets: targets.to_vec(), weights: None }
+        Table {
+            inputs,
+            image: None,
+            targets: targets.to_vec(),
+            weights: None,
+            output_weights: vec![],
+        }
     }
 
     /// Number of samples.
@@ -140,6 +148,8 @@ impl Table {
             }
         }
         parts.extend(self.targets.iter().map(|t| IdentityPart::Tensor(Arc::downgrade(t))));
+        let tensors = self.output_weights.iter();
+        parts.extend(tensors.map(|t| IdentityPart::Tensor(Arc::downgrade(t))));
         parts.extend(self.weights.iter().map(|w| IdentityPart::Floats(Arc::downgrade(w))));
         parts.extend(self.image.map(IdentityPart::Image));
         TableIdentity(parts)
@@ -174,8 +184,10 @@ impl Table {
         let target =
             |t: &'a Arc<Tensor>| Column { data: tensor(t), row_len: t.row_len(), image: None };
         let weights = self.weights.as_ref().map_or(ones, |w| &w[..]);
-        let weights = Column { data: ColumnData::F32(weights), row_len: 1, image: None };
+        let shared = Column { data: ColumnData::F32(weights), row_len: 1, image: None };
+        let shared = self.output_weights.is_empty().then_some(shared);
         let inputs = self.inputs.iter().enumerate().map(input);
-        inputs.chain(self.targets.iter().map(target)).chain([weights]).collect()
+        let tensors = self.targets.iter().chain(&self.output_weights);
+        inputs.chain(tensors.map(target)).chain(shared).collect()
     }
 }

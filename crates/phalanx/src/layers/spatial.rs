@@ -1,7 +1,7 @@
 //! Arguments and inputs of layers with spatial axes: one for sequences, two for images, three for volumes.
 
 use super::support::{shape_text, single};
-use crate::activations::ActivationFn;
+use crate::activations::{ActivationFn, ActivationLayer};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::error::Result;
 use crate::layer::LayerContext;
@@ -250,14 +250,19 @@ pub(crate) fn restore(
 }
 
 /// Applies the activation to the result of a convolution, gives it its spatial axes and moves its channels to their
-/// place. As in Keras, softmax acts on the last axis, even if that is not the channels.
+/// place. As in Keras, softmax acts on the last axis, even if that is not the channels, or on the axis of its layer.
 pub(crate) fn finish<const N: usize>(
     cx: &mut LayerContext<'_>,
     y: Spatial<N>,
     activation: ActivationFn,
     format: &ByName<ImageDataFormat>,
 ) -> Result<NodeId> {
-    let last = *format.get()? == ImageDataFormat::ChannelsLast || activation.is_elementwise();
+    let other_axis = matches!(
+        activation,
+        ActivationFn::Layer(ActivationLayer::Softmax { axis }) if axis != -1
+    );
+    let channels_last = *format.get()? == ImageDataFormat::ChannelsLast;
+    let last = activation.is_elementwise() || channels_last && !other_axis;
     let x = if last { activation.apply(cx.graph(), y.x)? } else { y.x };
     let x = cx.graph().reshape(x, &[&y.sizes[..], &[y.channels]].concat())?;
     let x = restore(cx, x, format)?;

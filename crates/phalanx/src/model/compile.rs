@@ -79,7 +79,8 @@ impl<M: Metric + 'static> From<M> for MetricArgument {
 /// ```
 pub struct Compile {
     pub(crate) optimizer: OptimizerArgument,
-    pub(crate) losses: Vec<LossArgument>,
+    /// Of each output.
+    pub(crate) losses: Vec<Option<LossArgument>>,
     pub(crate) loss_weights: Vec<f64>,
     pub(crate) metrics: Vec<Vec<MetricArgument>>,
     pub(crate) weighted_metrics: Vec<Vec<MetricArgument>>,
@@ -121,22 +122,35 @@ impl Compile {
         }
     }
 
-    /// Returns the class names of the losses, such as `MeanSquaredError`.
+    /// Returns the class name of the loss of each output, such as `MeanSquaredError`; `None` if it has none.
     ///
     /// # Errors
     /// If a name is unknown.
-    pub fn loss_classes(&self) -> Result<Vec<&'static str>> {
-        let class = |loss: &LossArgument| match loss {
-            LossArgument::Value(loss) => Ok(loss.class_name()),
-            LossArgument::Name(name) => Ok(losses::get(name)?.class_name()),
+    pub fn loss_classes(&self) -> Result<Vec<Option<&'static str>>> {
+        let class = |loss: &Option<LossArgument>| match loss {
+            None => Ok(None),
+            Some(LossArgument::Value(loss)) => Ok(Some(loss.class_name())),
+            Some(LossArgument::Name(name)) => Ok(Some(losses::get(name)?.class_name())),
         };
         self.losses.iter().map(class).collect()
     }
 
+    /// Returns whether each output has a loss or metrics, so that data need targets for it.
+    pub fn compared_outputs(&self) -> Vec<bool> {
+        let has_metrics = |output: usize, lists: &[Vec<MetricArgument>]| {
+            lists.get(output).is_some_and(|list| !list.is_empty())
+        };
+        let compared = |(output, loss): (usize, &Option<LossArgument>)| {
+            let lists = [&self.metrics, &self.weighted_metrics];
+            loss.is_some() || lists.iter().any(|lists| has_metrics(output, lists))
+        };
+        self.losses.iter().enumerate().map(compared).collect()
+    }
+
     /// Returns `from_logits` of each loss, if it has that option.
     pub fn losses_from_logits(&self) -> Vec<Option<bool>> {
-        let from_logits = |loss: &LossArgument| {
-            let config = match loss {
+        let from_logits = |loss: &Option<LossArgument>| {
+            let config = match loss.as_ref()? {
                 LossArgument::Value(loss) => loss.config(),
                 LossArgument::Name(name) => losses::get(name).ok()?.config(),
             };
@@ -147,18 +161,37 @@ impl Compile {
 
     /// Adds the loss of the next output.
     pub fn loss(mut self, loss: impl Into<LossArgument>) -> Compile {
-        self.losses.push(loss.into());
+        self.losses.push(Some(loss.into()));
+        self
+    }
+
+    /// Gives the next output no loss. It is computed and predicted, and its metrics are reported, but nothing is trained
+    /// for it, as with Keras' `loss=[.., None]`. Data need targets only for outputs with a loss or metrics:
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let x = Input::new([2]).symbol();
+    /// let h = Dense::new(3).activation("relu").apply(&x);
+    /// let mut model = Model::new(&x, [Dense::new(1).apply(&h), h])?;
+    /// model.compile(Compile::new("sgd").loss("mse").no_loss())?;
+    /// let (x, y) = (Tensor::new([2, 2], vec![1.0; 4])?, Tensor::new([2, 1], vec![0.0; 2])?);
+    /// model.fit((x, y), Fit::new().verbose(0))?;
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn no_loss(mut self) -> Compile {
+        self.losses.push(None);
         self
     }
 
     /// Replaces all losses by the loss `name` for each of `outputs` outputs.
     pub fn replace_losses(mut self, name: &str, outputs: usize) -> Compile {
-        self.losses = (0..outputs).map(|_| name.into()).collect();
+        self.losses = (0..outputs).map(|_| Some(name.into())).collect();
         self.described = None;
         self
     }
 
-    /// Sets the weight of each output's loss in the total.
+    /// Sets the weight of each output's loss in the total. That of an output without a loss has no effect.
     pub fn loss_weights(mut self, weights: impl Into<Vec<f64>>) -> Compile {
         self.loss_weights = weights.into();
         self
@@ -212,7 +245,8 @@ impl Compile {
 /// The arguments of `compile` with all names resolved.
 pub(crate) struct ResolvedCompile {
     pub optimizer: Box<dyn Optimizer>,
-    pub losses: Vec<Box<dyn Loss>>,
+    /// Of each output.
+    pub losses: Vec<Option<Box<dyn Loss>>>,
     pub loss_weights: Vec<f64>,
     /// Metrics of each output, and whether they apply sample weights.
     pub metrics: Vec<Vec<(MetricArgument, bool)>>,
@@ -240,7 +274,8 @@ impl Compile {
                 }
             }
         };
-        let losses: Vec<Value> = self.losses.iter().map(loss_value).collect();
+        let loss = |loss: &Option<LossArgument>| loss.as_ref().map_or(Value::Null, loss_value);
+        let losses: Vec<Value> = self.losses.iter().map(loss).collect();
         let loss = match &losses[..] {
             [] => Value::Null,
             [one] => one.clone(),
@@ -280,14 +315,7 @@ impl Compile {
             _ => optimizer,
         };
         optimizer.validate()?;
-        let losses: Vec<Box<dyn Loss>> = self
-            .losses
-            .into_iter()
-            .map(|l| match l {
-                LossArgument::Value(l) => Ok(l),
-                LossArgument::Name(name) => losses::get(&name),
-            })
-            .collect::<Result<_>>()?;
+        let losses = resolve_losses(self.losses)?;
         let check_count = |argument: &str, n: usize| {
             if n == outputs {
                 return Ok(());
@@ -299,7 +327,6 @@ impl Compile {
         if targets > 0 {
             check_count("loss", losses.len())?;
         }
-        losses.iter().try_for_each(|l| l.validate())?;
         let loss_weights =
             if self.loss_weights.is_empty() { vec![1.0; targets] } else { self.loss_weights };
         match targets {
@@ -341,6 +368,25 @@ impl Compile {
             compiled: true,
         })
     }
+}
+
+/// Looks up and checks the loss of each output.
+fn resolve_losses(losses: Vec<Option<LossArgument>>) -> Result<Vec<Option<Box<dyn Loss>>>> {
+    let resolve = |loss| {
+        let loss = match loss {
+            None => return Ok(None),
+            Some(LossArgument::Value(loss)) => loss,
+            Some(LossArgument::Name(name)) => losses::get(&name)?,
+        };
+        loss.validate()?;
+        Ok(Some(loss))
+    };
+    let losses: Vec<_> = losses.into_iter().map(resolve).collect::<Result<_>>()?;
+    if !losses.is_empty() && losses.iter().all(Option::is_none) {
+        let expected = "a loss for one output or more";
+        return Err(Error::argument("compile", "loss", expected, "none"));
+    }
+    Ok(losses)
 }
 
 /// A name, or the registered function or class that it stands for.

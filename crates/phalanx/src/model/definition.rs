@@ -5,6 +5,7 @@ use super::feeds::{Fed, Feeds};
 use super::host_stage::HostStage;
 use super::naming::name_members;
 use super::shape::ValueType;
+use super::structure::IoStructure;
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, LayerHandle, Lowering, Operand};
@@ -37,23 +38,6 @@ pub(crate) struct ModelCall {
     pub member: usize,
     /// Types of the outputs.
     pub types: Vec<ValueType>,
-}
-
-/// The structure of a model's inputs or outputs, as in model files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum IoStructure {
-    /// A single tensor.
-    Single,
-    /// A list.
-    List,
-    /// A dict with these keys, in order.
-    Dict(Vec<String>),
-}
-
-impl IoStructure {
-    fn for_symbols(symbols: &[Symbol]) -> IoStructure {
-        if symbols.len() == 1 { IoStructure::Single } else { IoStructure::List }
-    }
 }
 
 /// The structure of a model, shared by everything that uses it.

@@ -3,7 +3,7 @@
 use super::session::{BatchOrigin, Session, StepKind};
 use super::source::{IntoDataset, Source, TRAINING, VALIDATION, one_batch};
 use super::training::{Interrupt, OnNan, TrainLoop};
-use super::{Logs, Model};
+use super::{Logs, Model, ValidationFreq};
 use crate::callbacks::Callback;
 use crate::data::{Arrays, Columns, Dataset, HostBatch, IndexBatch};
 use crate::error::{Error, Result};
@@ -15,43 +15,6 @@ use phalanx_graph::program::{Policy, Program};
 use phalanx_graph::{DType, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// The epochs after which `fit` validates.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ValidationFreq {
-    /// After every n-th epoch.
-    Every(usize),
-    /// After these epochs, counted from 1.
-    Epochs(Vec<usize>),
-}
-
-impl From<usize> for ValidationFreq {
-    fn from(every: usize) -> ValidationFreq {
-        ValidationFreq::Every(every)
-    }
-}
-
-impl From<Vec<usize>> for ValidationFreq {
-    fn from(epochs: Vec<usize>) -> ValidationFreq {
-        ValidationFreq::Epochs(epochs)
-    }
-}
-
-impl<const N: usize> From<[usize; N]> for ValidationFreq {
-    fn from(epochs: [usize; N]) -> ValidationFreq {
-        ValidationFreq::Epochs(epochs.into())
-    }
-}
-
-impl ValidationFreq {
-    /// Whether to validate after an epoch, counted from 0.
-    pub(super) fn is_due(&self, epoch: usize) -> bool {
-        match self {
-            ValidationFreq::Every(every) => (epoch + 1).is_multiple_of(*every),
-            ValidationFreq::Epochs(epochs) => epochs.contains(&(epoch + 1)),
-        }
-    }
-}
 
 /// The arguments of `fit`.
 ///
@@ -79,6 +42,7 @@ pub struct Fit {
     pub(super) validation_freq: ValidationFreq,
     class_weight: Option<BTreeMap<usize, f32>>,
     sample_weight: Option<Vec<f32>>,
+    output_weights: Option<Vec<Option<Tensor>>>,
     pub(super) accumulate: Option<u64>,
     pub(super) callbacks: Vec<Box<dyn Callback>>,
     pub(super) interrupt: Interrupt,
@@ -108,6 +72,7 @@ impl Fit {
             validation_freq: ValidationFreq::Every(1),
             class_weight: None,
             sample_weight: None,
+            output_weights: None,
             accumulate: None,
             callbacks: vec![],
             interrupt: Interrupt::new(),
@@ -186,6 +151,12 @@ impl Fit {
     /// Sets the weight of each sample.
     pub fn sample_weight(mut self, weights: impl Into<Vec<f32>>) -> Fit {
         self.sample_weight = Some(weights.into());
+        self
+    }
+
+    /// Sets the weights of each output's samples or positions; see [`Arrays::output_weights`].
+    pub fn output_weights(mut self, weights: impl IntoIterator<Item = Option<Tensor>>) -> Fit {
+        self.output_weights = Some(weights.into_iter().collect());
         self
     }
 
@@ -318,6 +289,9 @@ impl Model {
             if let Some(weights) = &fit.sample_weight {
                 arrays = arrays.sample_weight(weights)?;
             }
+            if let Some(weights) = fit.output_weights.take() {
+                arrays = arrays.output_weights(weights)?;
+            }
             if fit.validation_split != 0.0 {
                 let (train, held_out) = arrays.split(fit.validation_split)?;
                 validation = Some(Source::Arrays(held_out.shuffle(false)));
@@ -332,6 +306,7 @@ impl Model {
                 ("validation_split", fit.validation_split != 0.0),
                 ("class_weight", fit.class_weight.is_some()),
                 ("sample_weight", fit.sample_weight.is_some()),
+                ("output_weights", fit.output_weights.is_some()),
                 ("batch_size", fit.batch_size.is_some()),
             ];
             if let Some((argument, _)) = array_arguments.iter().find(|(_, set)| *set) {

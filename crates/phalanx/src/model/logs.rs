@@ -60,6 +60,14 @@ impl Logs {
         })
     }
 
+    /// Replaces the value of a name, or adds it.
+    pub(crate) fn set(&mut self, name: String, value: f64) {
+        match self.values.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => self.push(name, value),
+        }
+    }
+
     pub(crate) fn push(&mut self, name: impl Into<String>, value: f64) {
         self.values.push((name.into(), value));
     }

@@ -17,24 +17,27 @@ mod on_batch;
 mod pass_events;
 mod run_config;
 mod run_state;
+mod sample_weights;
 mod session;
 mod shape;
 mod source;
 mod staged_dataset;
 pub(crate) mod steps;
+mod structure;
 mod summary;
 mod symbol;
 mod training;
 mod type_inference;
 pub(crate) mod update_graph;
+mod validation_freq;
 
 pub(crate) use caller::Caller;
 pub use calls::LayerCall;
 pub use compile::{Argument, Compile, LossArgument, MetricArgument, OptimizerArgument};
+pub(crate) use definition::ModelCall;
 pub use definition::{Definition, ModelKind};
-pub(crate) use definition::{IoStructure, ModelCall};
 pub use evaluate::Inference;
-pub use fit::{Fit, ValidationFreq};
+pub use fit::Fit;
 pub use logs::Logs;
 pub(crate) use memory::gibibytes;
 pub use memory::{MemoryPlan, PlannedDevices};
@@ -46,10 +49,12 @@ pub use session::StepKind;
 pub use shape::Shape;
 pub(crate) use shape::ValueType;
 pub use source::{IntoDataset, Source};
+pub(crate) use structure::{IoStructure, IoTree};
 pub(crate) use summary::thousands;
 pub use summary::{Row, Summary};
 pub use symbol::{Apply, Input, Symbol, Symbols};
 pub use training::{Interrupt, OnNan};
+pub use validation_freq::ValidationFreq;
 
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle, lock};
@@ -58,7 +63,6 @@ use phalanx_exec::ExecError;
 use phalanx_graph::rng::Stream;
 use phalanx_graph::{DType, Tensor};
 pub(crate) use session::{Session, is_weight};
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) use symbol::{Call, Callee};
 
@@ -345,32 +349,6 @@ impl Model {
     /// Copies trained weights from the devices to the host.
     fn sync_to_host(&self) -> Result<()> {
         self.layers().iter().try_for_each(|(_, layer)| layer.sync_to_host())
-    }
-
-    /// Returns the names of the inputs.
-    pub fn input_names(&self) -> Vec<String> {
-        (0..self.def.inputs.len()).map(|i| self.def.input_name(i)).collect()
-    }
-
-    /// Returns the names of the outputs: the keys of a dict of outputs, else the names of the layers that produce them.
-    pub fn output_names(&self) -> Vec<String> {
-        if let IoStructure::Dict(keys) = &self.def.output_structure {
-            return keys.clone();
-        }
-        let mut taken = HashSet::new();
-        let names = self.def.outputs.iter().map(|s| {
-            let model_call = self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == s.id());
-            let base =
-                model_call.map_or("output", |p| &self.def.members[p.member].name).to_string();
-            let mut name = base.clone();
-            let mut n = 0;
-            while !taken.insert(name.clone()) {
-                n += 1;
-                name = format!("{base}_{n}");
-            }
-            name
-        });
-        names.collect()
     }
 }
 

@@ -1,6 +1,8 @@
 //! The names of a model's members: given ones, or numbered ones by class.
 
+use super::Model;
 use super::definition::Member;
+use super::structure::{IoStructure, PathStep, path_text};
 use super::symbol::{Call, Callee, Symbol};
 use crate::custom::short_class;
 use crate::error::{Error, Result};
@@ -90,6 +92,67 @@ fn base_name(callee: &Callee, inputs: &[Symbol], call: &Arc<Call>) -> String {
         }
         Callee::Layer(layer) => snake_case(short_class(layer.layer().class_name())),
         Callee::Model(def) => def.name.clone(),
+    }
+}
+
+impl Model {
+    /// Returns the names of the inputs.
+    pub fn input_names(&self) -> Vec<String> {
+        (0..self.def.inputs.len()).map(|i| self.def.input_name(i)).collect()
+    }
+
+    /// Returns the paths of the inputs in the structure that Keras takes them in, in the order of
+    /// [`input_names`](Model::input_names): the keys of a dict, or paths as `left/0` in nested dicts and lists. `None` if the
+    /// model takes one tensor or a list.
+    pub fn input_paths(&self) -> Option<Vec<String>> {
+        let paths = self.def.input_structure.paths()?;
+        Some(paths.iter().map(|path| path_text(path)).collect())
+    }
+
+    /// Returns the names of the outputs' losses in logs. In nested outputs they begin with the path, as in Keras.
+    pub(crate) fn loss_names(&self) -> Vec<String> {
+        let names = self.log_names();
+        let (IoStructure::Nested(_), Some(paths)) =
+            (&self.def.output_structure, self.def.output_structure.paths())
+        else {
+            return names;
+        };
+        let name = |(mut path, name): (Vec<PathStep>, String)| {
+            if let Some(last @ PathStep::Position(_)) = path.last_mut() {
+                *last = PathStep::Key(name);
+            }
+            path_text(&path)
+        };
+        paths.into_iter().zip(names).map(name).collect()
+    }
+
+    /// Returns the names of the outputs in logs: the keys of a dict of outputs, else the names of the layers that produce
+    /// them.
+    pub(crate) fn log_names(&self) -> Vec<String> {
+        if let IoStructure::Dict(keys) = &self.def.output_structure {
+            return keys.clone();
+        }
+        let name = |s: &Symbol| {
+            let model_call = self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == s.id());
+            model_call.map_or("output", |p| &self.def.members[p.member].name).to_string()
+        };
+        self.def.outputs.iter().map(name).collect()
+    }
+
+    /// Returns the names of the outputs: the keys of a dict of outputs, else the names of the layers that produce them.
+    /// Further outputs of a layer are numbered, as `gru_1`. Logs do not number losses, as in Keras.
+    pub fn output_names(&self) -> Vec<String> {
+        let mut taken = HashSet::new();
+        let names = self.log_names().into_iter().map(|base| {
+            let mut name = base.clone();
+            let mut n = 0;
+            while !taken.insert(name.clone()) {
+                n += 1;
+                name = format!("{base}_{n}");
+            }
+            name
+        });
+        names.collect()
     }
 }
 

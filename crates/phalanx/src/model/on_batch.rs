@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default)]
 pub struct BatchWeights {
     sample_weight: Option<Vec<f32>>,
+    output_weights: Option<Vec<Option<Tensor>>>,
     class_weight: Option<BTreeMap<usize, f32>>,
 }
 
@@ -29,6 +30,16 @@ impl BatchWeights {
         self
     }
 
+    /// Sets the weights of each output's samples or positions; see [`Arrays::output_weights`].
+    #[must_use]
+    pub fn output_weights(
+        mut self,
+        weights: impl IntoIterator<Item = Option<Tensor>>,
+    ) -> BatchWeights {
+        self.output_weights = Some(weights.into_iter().collect());
+        self
+    }
+
     /// Sets the sample weight of each class.
     #[must_use]
     pub fn class_weight(mut self, weights: impl Into<BTreeMap<usize, f32>>) -> BatchWeights {
@@ -38,12 +49,16 @@ impl BatchWeights {
 
     /// All samples as one batch.
     fn batch(&self, session: &Session, x: Columns, y: Columns) -> Result<HostBatch> {
-        if self.sample_weight.is_none() && self.class_weight.is_none() {
+        let of_samples = self.sample_weight.is_none() && self.class_weight.is_none();
+        if of_samples && self.output_weights.is_none() {
             return one_batch(session, x, y);
         }
         let mut arrays = Arrays::new(x, y)?;
         if let Some(weights) = &self.sample_weight {
             arrays = arrays.sample_weight(weights)?;
+        }
+        if let Some(weights) = &self.output_weights {
+            arrays = arrays.output_weights(weights.iter().cloned())?;
         }
         if let Some(weights) = &self.class_weight {
             arrays = arrays.class_weight(weights)?;

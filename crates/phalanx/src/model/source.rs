@@ -146,6 +146,10 @@ impl Source {
 fn with_checked_targets(mut arrays: Arrays, session: &Session, name: &str) -> Result<Arrays> {
     let (window, origin) = (arrays.window(), format!(" of the {name}"));
     let dtypes = session.checks.target_dtypes();
+    if arrays.targets().len() != dtypes.len() {
+        let fed = session.checks.fed(arrays.targets()).into_iter().cloned().collect();
+        arrays = arrays.with_targets(fed);
+    }
     check_count(&session.def, "targets", dtypes.len(), arrays.targets().len())?;
     let padded = |(i, t): (usize, &Arc<Tensor>)| {
         session.checks.padded_target(i, t).map_or_else(|| t.clone(), Arc::new)

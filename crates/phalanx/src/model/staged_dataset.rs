@@ -79,6 +79,7 @@ impl Epoch for StagedEpoch<'_> {
         (batch.rows, batch.local) = (raw.rows, raw.local.clone());
         std::mem::swap(&mut batch.targets, &mut raw.targets);
         std::mem::swap(&mut batch.sample_weight, &mut raw.sample_weight);
+        std::mem::swap(&mut batch.output_weights, &mut raw.output_weights);
         batch.strings.clear();
         batch.inputs = match stage {
             Some(stage) => run(stage, self.def, raw)?,

@@ -1,13 +1,14 @@
 //! Construction of the training, evaluation, prediction and gradient steps from a lowered model.
 //!
-//! Order of the feeds: the model's inputs, one target per output, the sample weights, one loss scale per
-//! output (the reciprocal of the divisor of its weighted loss sum), and the numbers of an update of whole weights.
-//! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums, counts of integers that are
+//! Order of the feeds: the model's inputs, one target per output with a loss or metrics, the sample weights (one
+//! vector, or those of each target), one loss scale per loss (the reciprocal of the divisor of its weighted loss sum), and the numbers of an update of whole weights.
+//! Order of the fetches: one loss sum per loss, the regularization penalty, the metric sums, counts of integers that are
 //! not exact and, with loss scaling, the loss scale after the update.
 
 use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, Operand, is_integer_check};
 use crate::losses::{Loss, Reduction};
+use crate::model::sample_weights::{SampleWeights, at_positions, of_metric, weighted_sample};
 use crate::model::session::{Objective, Tracked};
 use crate::model::update_graph::{self, UpdateState};
 use crate::regularizers::Regularizer;
@@ -17,11 +18,15 @@ use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::passes::{checked, fuse_epilogues};
 use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, ParamSpec, Scope, Step, Type};
+use std::collections::HashMap;
 
 /// A lowered model: the graph and its outputs.
 pub(crate) struct Lowered {
     pub low: Lowering,
     pub outputs: Vec<Operand>,
+    /// Dimensions of the sample weights of each target, without the samples; none if all targets have one weight for each
+    /// sample.
+    pub weights: Vec<Vec<usize>>,
     /// Loss scaling in training, if any.
     pub scaling: Option<LossScale>,
     /// The state of an optimizer that updates whole weights.
@@ -39,26 +44,27 @@ pub(crate) fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Res
 /// Appends losses, metrics and penalty, for training and evaluation.
 fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seeds)> {
     let g = &mut l.low.graph;
-    let mut targets = vec![];
-    for (loss, output) in objective.losses.iter().zip(&l.outputs) {
-        let ty = loss.target(g.ty(output.node))?;
-        let feed = g.add_feed(&format!("target_{}", targets.len()), ty);
-        targets.push(g.feed(feed));
+    let mut targets = HashMap::new();
+    for output in objective.compared() {
+        let ty = objective.target_type(output, g.ty(l.outputs[output].node))?;
+        let feed = g.add_feed(&format!("target_{output}"), ty);
+        targets.insert(output, g.feed(feed));
     }
-    let weight_feed = g.add_feed("sample_weight", Type::rows([]));
-    let weight = g.feed(weight_feed);
-    // A vector of ones.
-    let ones = g.binary(Binary::Eq, weight, weight)?;
+    let weights = SampleWeights::declare(g, &objective.compared(), &l.weights)?;
+    let ones = weights.ones;
 
     let (mut fetches, mut seeds) = (vec![], vec![]);
     for (i, loss) in objective.losses.iter().enumerate() {
         let scale_feed = g.add_feed(&format!("loss_scale_{i}"), Type::mirrored([]));
         let scale = g.feed(scale_feed);
-        let values = loss.call(g, targets[i], l.outputs[i].node)?;
-        let mask = l.outputs[i].mask;
-        let values = (targets[i], values);
+        let output = objective.trained[i];
+        let values = loss.call(g, targets[&output], l.outputs[output].node)?;
+        let mask = l.outputs[output].mask;
+        let weight = (&*objective.output_names[output], weights.of(output));
+        let weight = at_positions(g, weight, values)?;
+        let values = (targets[&output], values);
         let (values, share) = counted_values(g, loss.as_ref(), values, mask, [ones, weight])?;
-        let mut sample = loss.reduction().per_sample(g, values)?;
+        let (mut sample, weight) = weighted_sample(g, loss.as_ref(), values, &weights, weight)?;
         if let Some(share) = share {
             sample = g.mul(sample, share)?;
         }
@@ -69,9 +75,9 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
         seeds.push((sample, coefficient));
     }
-    let weights = l.low.weights.clone();
-    let mut node = penalty_of(&mut l.low, &weights)?;
-    let mut terms = other_penalties(&mut l.low, &weights)?;
+    let declared = l.low.weights.clone();
+    let mut node = penalty_of(&mut l.low, &declared)?;
+    let mut terms = other_penalties(&mut l.low, &declared)?;
     terms.append(&mut l.low.losses);
     let g = &mut l.low.graph;
     for term in terms {
@@ -82,14 +88,10 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     fetches.push(Fetch { name: "penalty".into(), node });
     for (i, metrics) in objective.metrics.iter().enumerate() {
         for Tracked { metric, weighted, .. } in metrics {
-            let mut weight = if *weighted { weight } else { ones };
-            if let Some(mask) = l.outputs[i].mask.filter(|_| metric.uses_mask()) {
-                let mut dims = g.ty(mask).dims.clone();
-                dims.fill(1);
-                let of_row = g.reshape(weight, &dims)?;
-                weight = g.mul(of_row, mask)?;
-            }
-            let state = metric.update(g, targets[i], l.outputs[i].node, weight)?;
+            let weight = if *weighted { weights.of(i) } else { ones };
+            let Operand { node, mask } = l.outputs[i];
+            let weight = of_metric(g, metric.as_ref(), weight, (mask, node))?;
+            let state = metric.update(g, targets[&i], node, weight)?;
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
         }
     }
@@ -167,7 +169,8 @@ fn positions(g: &mut Graph, mask: NodeId, values: NodeId) -> Result<NodeId> {
 }
 
 /// The factor that turns a mean over all positions of the batch into a mean over the valid ones: the number of positions
-/// over the number of valid ones, 0 if none is valid. A sum needs none. Samples count with their weights if the mean does.
+/// over the number of valid ones, 0 if none is valid. A sum needs none. Samples or positions count with their weights if the
+/// mean does.
 fn valid_share(
     g: &mut Graph,
     loss: &dyn Loss,
@@ -177,9 +180,18 @@ fn valid_share(
     let positions = g.ty(mask).len();
     let mut valid = g.mean_row(mask)?;
     valid = g.scale(valid, positions as f64)?;
+    let mut factor = positions as f64;
     let all = match loss.reduction() {
         Reduction::SumOverBatchSize => ones,
         Reduction::Sum => return Ok(None),
+        Reduction::MeanWithSampleWeight if !g.ty(weight).dims.is_empty() => {
+            let counted = g.mul(mask, weight)?;
+            let elements = [counted, weight].map(|node| g.ty(node).len() as f64);
+            let means = [g.mean_row(counted)?, g.mean_row(weight)?];
+            valid = g.scale(means[0], elements[0])?;
+            factor = elements[1];
+            means[1]
+        }
         Reduction::MeanWithSampleWeight => {
             valid = g.mul(valid, weight)?;
             weight
@@ -191,7 +203,7 @@ fn valid_share(
         *count = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
     }
     let [valid, rows] = counts;
-    let total = g.scale(rows, positions as f64)?;
+    let total = g.scale(rows, factor)?;
     let quotient = g.div(total, valid)?;
     let zero = g.scalar(0.0);
     let some = g.binary(Binary::Gt, valid, zero)?;

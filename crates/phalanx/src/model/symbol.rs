@@ -3,8 +3,9 @@
 //! Applying a layer only records the call. [`Model::new`](super::Model::new) checks the shapes and reports errors, so
 //! the calls themselves need no error handling.
 
-use super::definition::{Definition, IoStructure};
+use super::definition::Definition;
 use super::shape::Shape;
+use super::structure::IoStructure;
 use crate::layer::{Argument, Arguments, InputsForm, Layer, LayerHandle};
 use phalanx_graph::{DType, Space, Type};
 use std::collections::HashMap;
@@ -26,6 +27,8 @@ pub struct Input {
     pub name: Option<String>,
     /// The size of every batch, if it is fixed. Only stateful layers ask for it.
     pub batch_size: Option<usize>,
+    /// Whether Keras accepts `None` for it.
+    pub optional: bool,
     /// The sizes that [`Model::with_input_shapes`](super::Model::with_input_shapes) gave to the shape. Files still
     /// leave its open sizes open.
     pub given: Option<Vec<usize>>,
@@ -54,6 +57,7 @@ impl Input {
             declared: None,
             name: None,
             batch_size: None,
+            optional: false,
             given: None,
         }
     }
@@ -120,6 +124,7 @@ impl Callee {
                     let tensors = tensors.into_iter().map(Argument::Tensor);
                     return vec![Argument::Dict(names.iter().cloned().zip(tensors).collect())];
                 }
+                IoStructure::Nested(tree) => return vec![tree.argument(&mut tensors.into_iter())],
             },
         };
         form.positional(tensors)

@@ -5,6 +5,7 @@ use super::training::Training;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition};
+use crate::ops;
 use phalanx_graph::Tensor;
 use phalanx_hdf5::{File, Group, GroupBuilder};
 use serde_json::Value;
@@ -54,6 +55,25 @@ fn members(def: &Definition) -> Vec<(String, Vec<Weight>)> {
         (name, callee.map(member_weights).unwrap_or_default())
     };
     listed(def).into_iter().map(member).collect()
+}
+
+/// Fails if a model calls functions of `keras.ops`, as the masks of some of Keras' files do: the format names classes
+/// without their modules, so Keras cannot read such a file either.
+pub(super) fn check_has_no_ops(def: &Definition) -> Result<()> {
+    for member in &def.members {
+        match &member.callee {
+            Callee::Layer(layer) if ops::is_op(layer.layer().module()) => {
+                let (owner, class) = (format!("model '{}'", def.name), layer.layer().class_name());
+                let expected =
+                    "layers only in an .h5 file (a .keras file stores calls of keras.ops)";
+                let received = format!("'{}', a call of keras.ops ({class})", member.name);
+                return Err(Error::argument(owner, "save", expected, received));
+            }
+            Callee::Model(inner) => check_has_no_ops(inner)?,
+            Callee::Layer(_) | Callee::Input(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of a file of weights, or of a whole model.

@@ -179,6 +179,9 @@ pub(crate) fn save(
     if format != Format::SafeTensors {
         check_names(def)?;
     }
+    if format == Format::LegacyH5 && options.structure {
+        legacy::check_has_no_ops(def)?;
+    }
     let training = options.training.as_ref();
     write_atomic(path, |out| match format {
         Format::Keras => keras::write(out, def, weights, training),

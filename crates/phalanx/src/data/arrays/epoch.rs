@@ -72,6 +72,11 @@ impl Epoch for ArraysEpoch<'_> {
             Some(weights) => rows.copy(weights, 1, &mut batch.sample_weight),
             None => batch.sample_weight.fill(1.0),
         }
+        let columns = arrays.output_weights.iter().map(|c| (c.dtype(), c.dims()));
+        reserve_slots(&mut batch.output_weights, columns, room);
+        for (slot, column) in batch.output_weights.iter_mut().zip(&arrays.output_weights) {
+            rows.gather_tensor(column, slot);
+        }
         Ok(true)
     }
 

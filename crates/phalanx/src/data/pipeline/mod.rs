@@ -460,18 +460,23 @@ impl Epoch for PipelineEpoch {
         batch.inputs = tensors.by_ref().take(1).collect();
         batch.strings = vec![self.strings.clone()];
         batch.targets = tensors.by_ref().take(1).collect();
-        let weights = tensors.next();
-        batch.weighted = weights.is_some();
-        batch.sample_weight = match weights {
-            None => vec![1.0; local_len],
-            Some(weights) => match weights.f32() {
-                Some(values) if values.len() == here => values[..local_len].to_vec(),
-                _ => {
-                    let received = format!("{} {:?}", weights.dtype(), weights.dims());
-                    return wrong("one float as weight per sample".into(), received);
+        batch.sample_weight = vec![1.0; local_len];
+        batch.weighted = false;
+        batch.output_weights.clear();
+        if let Some(weights) = tensors.next() {
+            batch.weighted = true;
+            match weights.f32() {
+                Some(values) if weights.dims().len() == 1 => {
+                    batch.sample_weight = values[..local_len].to_vec();
                 }
-            },
-        };
+                // Those of positions.
+                Some(_) => batch.output_weights.push(weights),
+                None => {
+                    let received = format!("{} {:?}", weights.dtype(), weights.dims());
+                    return wrong("floats as weights".into(), received);
+                }
+            }
+        }
         Ok(true)
     }
 

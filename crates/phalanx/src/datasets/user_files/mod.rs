@@ -19,6 +19,8 @@ pub struct SampleSet {
     pub targets: Vec<(String, Tensor)>,
     /// One weight per sample.
     pub sample_weight: Option<Vec<f32>>,
+    /// Weights of outputs by name, for each sample or each of its positions. An unnamed entry is for all outputs.
+    pub output_weights: Vec<(String, Tensor)>,
 }
 
 impl SampleSet {

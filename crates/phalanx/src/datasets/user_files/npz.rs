@@ -71,7 +71,7 @@ fn parse_name(array: &str) -> Option<(SplitName, Role, &str)> {
 /// Loads the arrays of an `.npz`: `x` and `y`, or `x_train` and `y_train`, and optionally `x_val`,
 /// `y_val`, `x_test` and `y_test`. A model with several inputs or outputs takes `x_NAME` and `y_NAME`,
 /// or `x_train_NAME` and so on. `sample_weight`, `sample_weight_train`, … weight the loss of the
-/// samples.
+/// samples, or of each position of a sample if they have more axes. `sample_weight_NAME` does so for one output.
 ///
 /// # Errors
 /// A damaged file, or arrays with different numbers of rows.
@@ -88,11 +88,13 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
         match role {
             Role::Input => set.inputs.push((name.into(), array)),
             Role::Target => set.targets.push((name.into(), integers(&array))),
-            Role::Weight if !name.is_empty() => {
-                let expected = "one array of sample weights for all outputs";
-                return Err(Error::file(path, expected, format!("one for '{}'", escape(name))));
+            Role::Weight => {
+                let weights = weights(path, &array)?;
+                match weights.f32().filter(|_| name.is_empty() && weights.row_len() == 1) {
+                    Some(values) => set.sample_weight = Some(values.to_vec()),
+                    None => set.output_weights.push((name.into(), weights)),
+                }
             }
-            Role::Weight => set.sample_weight = Some(weights(path, &array)?),
         }
     }
     let mut whole = parts.remove(&SplitName::Whole);
@@ -101,8 +103,10 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
         && set.inputs.is_empty()
         && set.targets.is_empty()
         && train.sample_weight.is_none()
+        && train.output_weights.is_empty()
     {
         train.sample_weight = set.sample_weight.take();
+        train.output_weights = std::mem::take(&mut set.output_weights);
         whole = None;
     }
     let train = match (whole, parts.remove(&SplitName::Train)) {
@@ -196,8 +200,10 @@ fn check(path: &Path, part: &str, set: &SampleSet) -> Result<()> {
     let weights = set.sample_weight.iter().map(Vec::len);
     let no_name = String::new();
     let weights = weights.map(|n| ("sample_weight", &no_name, Some(n)));
+    let of_outputs = set.output_weights.iter();
+    let of_outputs = of_outputs.map(|(name, w)| ("sample_weight", name, w.dims().first().copied()));
     let rows = set.inputs[0].1.dims().first().copied();
-    for (role, name, received) in inputs.chain(targets).chain(weights) {
+    for (role, name, received) in inputs.chain(targets).chain(weights).chain(of_outputs) {
         if rows.is_none() || received != rows {
             let separator = if name.is_empty() { "" } else { "_" };
             let count = |n: Option<usize>| n.map_or("a single number".into(), |n| n.to_string());
@@ -240,21 +246,22 @@ fn integers(samples: &Samples) -> Tensor {
     }
 }
 
-/// One finite weight per sample.
-fn weights(path: &Path, samples: &Samples) -> Result<Vec<f32>> {
-    if samples.row_len() != 1 || samples.dims().is_empty() {
+/// Finite weights of samples, or of their positions.
+fn weights(path: &Path, samples: &Samples) -> Result<Tensor> {
+    let width = samples.row_len();
+    if width == 0 || samples.dims().is_empty() {
         let received = format!("{:?}", samples.dims());
-        return Err(Error::file(path, "one number per sample in sample_weight", received));
+        return Err(Error::file(path, "numbers for every sample in sample_weight", received));
     }
-    let mut weights = vec![0.0; samples.rows()];
-    for (row, weight) in weights.iter_mut().enumerate() {
-        samples.read_row(row, std::slice::from_mut(weight));
+    let mut weights = vec![0.0; samples.rows() * width];
+    for (row, weight) in weights.chunks_exact_mut(width).enumerate() {
+        samples.read_row(row, weight);
     }
-    if let Some(row) = weights.iter().position(|w| !w.is_finite()) {
-        let received = format!("{} in row {row}", weights[row]);
+    if let Some(at) = weights.iter().position(|w| !w.is_finite()) {
+        let received = format!("{} in row {}", weights[at], at / width);
         return Err(Error::file(path, "finite numbers in sample_weight", received));
     }
-    Ok(weights)
+    Ok(Tensor::new(samples.dims(), weights)?)
 }
 
 #[cfg(test)]
@@ -335,8 +342,19 @@ mod tests {
             "weights are those of the training rows"
         );
         let parts = [("x", column()), ("y_a", column()), ("sample_weight_a", weight())];
+        let set = load_npz(npz(&parts, zip::CompressionMethod::Stored).path()).unwrap().train;
+        assert_eq!(set.output_weights, [("a".to_string(), Tensor::zeros([2]))]);
+        let of_steps = npy("<f4", "(2, 3)", &[0; 24]);
+        let parts = [("x", column()), ("y", column()), ("sample_weight", of_steps)];
+        let set = load_npz(npz(&parts, zip::CompressionMethod::Stored).path()).unwrap().train;
+        assert_eq!(set.output_weights, [(String::new(), Tensor::zeros([2, 3]))]);
+        let short = npy("<f4", "(1, 3)", &[0; 12]);
+        let parts = [("x", column()), ("y_a", column()), ("sample_weight_a", short)];
         let said = message(load_npz(npz(&parts, zip::CompressionMethod::Stored).path()));
-        assert!(said.contains("one array of sample weights for all outputs, received one for 'a'"));
+        assert!(
+            said.contains("as many rows in sample_weight_a as in the first input, 2"),
+            "{said}"
+        );
     }
 
     #[test]

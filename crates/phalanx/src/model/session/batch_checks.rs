@@ -1,13 +1,14 @@
 //! Validation of batches against the model before a step runs.
 
-use super::indices::Lookup;
+use super::Objective;
+use super::indices::{self, Lookup};
 use super::run_step::feed;
 use super::shapes::BatchShape;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
-use crate::losses;
+use crate::losses::{self, Loss};
 use crate::model::definition::Definition;
-use phalanx_graph::{DType, Data, Space, Tensor, Type};
+use phalanx_graph::{DType, Data, Graph, Space, Tensor, Type};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,13 +35,15 @@ impl fmt::Display for BatchOrigin {
 /// The requirements that a batch must meet.
 pub(crate) struct BatchChecks {
     pub(super) def: Arc<Definition>,
-    /// The element type of each loss' target.
+    /// The element type of each target.
     pub(super) target_dtypes: Vec<DType>,
     /// The number of classes that the labels of each target of a custom step are from, if it is known.
     pub(super) custom_classes: Option<Vec<Option<usize>>>,
-    /// The class that each loss ignores, if any. Its labels need not be numbers of classes.
+    /// The class that the loss of each target ignores, if any. Its labels need not be numbers of classes.
     pub(super) ignored_classes: Vec<Option<i64>>,
-    /// The length to which targets of each loss are padded with zeros, if they are.
+    /// The output that each target belongs to. The lists above and below are by target.
+    pub(super) compared: Vec<usize>,
+    /// The length to which targets are padded with zeros, if they are.
     pub(super) padded_lengths: Vec<Option<usize>>,
     pub(super) output_names: Vec<String>,
     /// The layers that look up rows of an embedding table.
@@ -66,6 +69,39 @@ pub(crate) fn check_count(
 }
 
 impl BatchChecks {
+    /// The requirements of a model and its objective. `output_names` and `types` are those of its outputs.
+    pub(super) fn new(
+        def: &Arc<Definition>,
+        (objective, output_names): (&Objective, Vec<String>),
+        types: &[Type],
+        graph: &Graph,
+    ) -> Result<BatchChecks> {
+        let compared = objective.compared();
+        // Targets for open sizes are as long as their batch.
+        let pads = !def.is_open();
+        let (mut dtypes, mut ignored_classes, mut padded_lengths) = (vec![], vec![], vec![]);
+        for output in &compared {
+            let target = objective.target_type(*output, &types[*output])?;
+            let loss = objective.loss_of(*output);
+            let padding = loss.filter(|loss| pads && loss.pads_targets());
+            dtypes.push(target.dtype);
+            ignored_classes.push(loss.and_then(Loss::ignored_class));
+            padded_lengths.push(padding.and_then(|_| target.dims.first().copied()));
+        }
+        Ok(BatchChecks {
+            def: def.clone(),
+            target_dtypes: dtypes,
+            custom_classes: None,
+            ignored_classes,
+            compared,
+            padded_lengths,
+            output_names,
+            lookups: indices::lookups(graph, def.fed.len()),
+            origin: BatchOrigin::default(),
+            stateful_layer: None,
+        })
+    }
+
     /// Returns the element types of what a step is fed with.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
         self.def.fed.iter().map(|fed| fed.dtype).collect()
@@ -150,37 +186,71 @@ impl BatchChecks {
         if !targets {
             return Ok(());
         }
-        check_count(&self.def, "targets", shape.targets.len(), batch.targets.len())?;
-        for (i, t) in batch.targets.iter().enumerate() {
-            let what = format!("target of '{}'", self.output_names[i]);
+        let fed = self.fed(&batch.targets);
+        check_count(&self.def, "targets", shape.targets.len(), fed.len())?;
+        for (i, t) in fed.into_iter().enumerate() {
+            let what = format!("target of '{}'", self.target_name(i));
             self.check_rows(what, &shape.targets[i], t, rows)?;
             let classes = match &self.custom_classes {
                 Some(classes) => classes[i],
-                None => Some(shape.outputs[i].last()),
+                None => Some(shape.outputs[self.compared[i]].last()),
             };
             self.check_labels((i, classes), t, 0..rows, first, &self.origin)?;
         }
-        if batch.sample_weight.len() < rows {
-            let owner = format!("model '{}'", self.def.name);
-            let received = batch.sample_weight.len();
-            return Err(Error::argument(owner, "sample weights", rows.to_string(), received));
+        self.check_weights(batch, rows)
+    }
+
+    /// Fails unless a batch has sample weights for `rows` rows.
+    fn check_weights(&self, batch: &HostBatch, rows: usize) -> Result<()> {
+        let owner = || format!("model '{}'", self.def.name);
+        let weights = match &batch.output_weights[..] {
+            [] if batch.sample_weight.len() < rows => {
+                let received = batch.sample_weight.len();
+                return Err(Error::argument(owner(), "sample weights", rows.to_string(), received));
+            }
+            [] => return Ok(()),
+            _ if self.custom_classes.is_some() => {
+                let expected = "one for each sample, as a custom step takes them";
+                let received = "weights of each output";
+                return Err(Error::argument(owner(), "sample weights", expected, received));
+            }
+            weights => self.fed(weights),
+        };
+        check_count(&self.def, "lists of sample weights", self.compared.len(), weights.len())?;
+        for (i, t) in weights.into_iter().enumerate() {
+            if t.dtype() != DType::F32 || t.dims().is_empty() || t.rows() < rows {
+                let what = format!("sample weights of '{}'", self.target_name(i));
+                let received = format!("{} {:?}", t.dtype(), t.dims());
+                let expected = format!("{rows} rows of f32");
+                return Err(Error::argument(owner(), what, expected, received));
+            }
         }
         Ok(())
     }
 
-    /// Returns the number of classes of an output, unless it is an open size.
-    pub(crate) fn classes(&self, output: usize) -> Option<usize> {
-        if let Some(classes) = &self.custom_classes {
-            return classes[output];
-        }
-        self.def.output_types[output].shape().sizes().last().copied().unwrap_or(Some(1))
+    /// The name of the output that a target belongs to.
+    fn target_name(&self, target: usize) -> &str {
+        &self.output_names[self.compared[target]]
     }
 
-    /// Fails if a label is not the number of a class. An output comes with the number of its classes, if known.
+    /// Returns the number of classes of a target, unless it is an open size.
+    pub(crate) fn classes(&self, target: usize) -> Option<usize> {
+        if let Some(classes) = &self.custom_classes {
+            return classes[target];
+        }
+        self.def.output_types[self.compared[target]]
+            .shape()
+            .sizes()
+            .last()
+            .copied()
+            .unwrap_or(Some(1))
+    }
+
+    /// Fails if a label is not the number of a class. A target comes by its index, with the number of its classes, if known.
     /// `first` is the number of the first row, for errors.
     pub(crate) fn check_labels(
         &self,
-        (output, classes): (usize, Option<usize>),
+        (index, classes): (usize, Option<usize>),
         target: &Tensor,
         rows: Range<usize>,
         first: usize,
@@ -189,7 +259,7 @@ impl BatchChecks {
         let (Data::I32(labels), Some(classes)) = (target.data(), classes) else { return Ok(()) };
         let width = target.row_len();
         let labels = &labels[rows.start * width..rows.end * width];
-        let ignored = self.ignored_classes[output];
+        let ignored = self.ignored_classes[index];
         let bad = |l: &i32| {
             usize::try_from(*l).map_or(true, |l| l >= classes) && Some(i64::from(*l)) != ignored
         };
@@ -197,7 +267,7 @@ impl BatchChecks {
             None => Ok(()),
             Some(at) => Err(Error::argument(
                 format!("model '{}'", self.def.name),
-                format!("labels of '{}'", self.output_names[output]),
+                format!("labels of '{}'", self.target_name(index)),
                 format!("0 to {}", classes.saturating_sub(1)),
                 format!("{} in row {}{origin}", labels[at], first + at / width),
             )),

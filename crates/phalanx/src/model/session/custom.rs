@@ -40,6 +40,7 @@ impl Session {
             custom_classes: Some(
                 targets.clone().map(|i| class(i).map(|(_, classes, _)| *classes)).collect(),
             ),
+            compared: targets.clone().collect(),
             ignored_classes: targets.map(|i| class(i).and_then(|(.., ignored)| *ignored)).collect(),
             padded_lengths: custom.targets.iter().map(|_| None).collect(),
             output_names: custom.targets.iter().map(|(name, _)| name.clone()).collect(),
@@ -62,10 +63,12 @@ impl Session {
             optimizer,
             losses: vec![],
             of_batch: vec![],
+            trained: vec![],
             loss_weights: vec![1.0; recorded.phases.len()],
             metrics,
             described: described.into_iter().collect(),
             output_names: vec![],
+            loss_names: vec![],
             custom: Some(custom),
             compiled: true,
             test,
@@ -79,7 +82,8 @@ impl Session {
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
         session.state.optimizers = counters;
         session.programs.load_constraints(constraints)?;
-        let shape = BatchShape::new(&session.objective, session.def.example_shapes(), vec![])?;
+        let inputs = session.def.example_shapes();
+        let shape = BatchShape::new(&session.objective, inputs, vec![], vec![])?;
         shape.steps.set(StepKind::Train, BuiltStep { step, constants: vec![] });
         session.programs.add_only_shape(shape);
         Ok(session)

@@ -14,6 +14,7 @@ mod saved_state;
 mod shapes;
 mod step_cache;
 mod tally;
+mod targets;
 mod train_state;
 mod variables;
 mod whole_weight_variables;
@@ -143,7 +144,7 @@ fn lower(
     let scaling = optimizer.inner().map(|(_, scaling)| scaling);
     let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
     let state = UpdateState::declare(&mut low.graph, def, &low.weights, optimizer)?;
-    Ok(Lowered { low, outputs, scaling, state })
+    Ok(Lowered { low, outputs, weights: vec![], scaling, state })
 }
 
 /// Fails if the state that `shard` divides is not updated element by element.
@@ -178,40 +179,35 @@ impl Session {
         }
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();
-        let targets: Vec<Type> =
-            losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
-        let metrics = objective::resolve_metrics(metrics, &targets, &types)?;
-        let output_names = model.output_names();
-        // Targets for open sizes are as long as their batch.
-        let pads = !model.def.is_open();
-        let checks = BatchChecks {
-            def: model.def.clone(),
-            target_dtypes: targets.iter().map(|ty| ty.dtype).collect(),
-            custom_classes: None,
-            ignored_classes: losses.iter().map(|loss| loss.ignored_class()).collect(),
-            padded_lengths: losses
-                .iter()
-                .zip(&targets)
-                .map(|(loss, ty)| ty.dims.first().copied().filter(|_| pads && loss.pads_targets()))
-                .collect(),
-            output_names: output_names.clone(),
-            lookups: indices::lookups(graph, model.def.fed.len()),
-            origin: BatchOrigin::default(),
-            stateful_layer: None,
-        };
-        let of_batch = losses.iter().zip(&types).map(|(loss, ty)| loss.is_of_batch(ty)).collect();
+        let output_names = model.log_names();
+        let outputs: Vec<(String, Type)> =
+            output_names.iter().cloned().zip(types.iter().cloned()).collect();
+        let metrics = objective::resolve_metrics(metrics, &losses, &outputs)?;
+        let (mut trained, mut of_trained, mut of_batch) = (vec![], vec![], vec![]);
+        for (output, (loss, weight)) in losses.into_iter().zip(loss_weights).enumerate() {
+            trained.extend(loss.map(|loss| {
+                of_trained.push(output);
+                of_batch.push(loss.is_of_batch(&types[output]));
+                (loss, weight)
+            }));
+        }
+        let (losses, loss_weights) = trained.into_iter().unzip();
         let objective = Objective {
             optimizer,
             of_batch,
             losses,
+            trained: of_trained,
             loss_weights,
             metrics,
             described,
             output_names,
+            loss_names: model.loss_names(),
             custom: None,
             compiled,
             test: None,
         };
+        let names = model.output_names();
+        let checks = BatchChecks::new(&model.def, (&objective, names), &types, graph)?;
         let declared = Declared {
             params: graph.params().to_vec(),
             weights: lowered.low.weights.clone(),
@@ -220,7 +216,7 @@ impl Session {
             update: lowered.state.clone(),
         };
         let mut session = Session::with(objective, checks, declared, strategy, seed)?;
-        let shape = BatchShape::new(&session.objective, inputs, types)?;
+        let shape = BatchShape::new(&session.objective, inputs, vec![], types)?;
         session.build_first_step(lowered, shape)?;
         Ok(session)
     }
@@ -329,7 +325,9 @@ impl Session {
     pub(crate) fn preload(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<()> {
         let shape = match data.in_memory() {
             Some(samples) => {
-                self.programs.shape_of_samples(&self.objective, &samples.table().inputs)?
+                let table = samples.table();
+                let weights = self.checks.weight_sizes(&table.output_weights);
+                self.programs.shape_of_samples(&self.objective, &table.inputs, &weights)?
             }
             None if self.def.is_open() => return Ok(()),
             None => 0,

@@ -1,5 +1,6 @@
 //! What a model is trained for: optimizer, losses and metrics.
 
+use super::targets::check_name_is_exact;
 use super::{StepKind, Tally, TrainState};
 use crate::error::{Error, Result};
 use crate::losses::{Loss, Reduction};
@@ -27,7 +28,11 @@ pub(crate) type RequestedMetrics = Vec<(MetricArgument, bool)>;
 /// What a model is trained for. A model that only predicts, or trains on penalties alone, has no losses.
 pub(crate) struct Objective {
     pub optimizer: Box<dyn Optimizer>,
+    /// Of the outputs that have one.
     pub losses: Vec<Box<dyn Loss>>,
+    /// The output of each loss.
+    pub trained: Vec<usize>,
+    /// By loss.
     pub loss_weights: Vec<f64>,
     /// The losses that are one number for the whole batch.
     pub of_batch: Vec<bool>,
@@ -35,7 +40,10 @@ pub(crate) struct Objective {
     pub metrics: Vec<Vec<Tracked>>,
     /// Losses and metrics as the user gave them, under Keras' keys.
     pub described: Map<String, Value>,
+    /// The names in logs, which outputs of a layer share.
     pub output_names: Vec<String>,
+    /// The names of the outputs' losses in logs.
+    pub loss_names: Vec<String>,
     /// The step that a program describes itself, in place of losses.
     pub custom: Option<CustomStep>,
     /// Whether there is anything to train for.
@@ -49,20 +57,30 @@ pub(crate) struct TestReport {
     pub metrics: Vec<Tracked>,
 }
 
-/// Finds metrics by name and checks all of them; `targets` and `outputs` are the types they compare.
+/// Finds metrics by name and checks all of them. `losses` and `outputs` are those of each output: they decide what the
+/// metrics compare.
 pub(crate) fn resolve_metrics(
     requested: Vec<RequestedMetrics>,
-    targets: &[Type],
-    outputs: &[Type],
+    losses: &[Option<Box<dyn Loss>>],
+    outputs: &[(String, Type)],
 ) -> Result<Vec<Vec<Tracked>>> {
     let resolve = |(i, list): (usize, RequestedMetrics)| {
+        let (output, prediction) = &outputs[i];
+        let loss = losses[i].as_deref();
+        let target = loss.map(|loss| loss.target(prediction)).transpose()?;
         list.into_iter()
             .map(|(metric, weighted)| {
-                let metric = match metric {
-                    MetricArgument::Value(metric) => metric.validate().map(|()| metric),
-                    MetricArgument::Name(name) => metrics::get(&name, &targets[i], &outputs[i]),
+                let metric = match (metric, &target) {
+                    (MetricArgument::Value(metric), _) => metric.validate().map(|()| metric),
+                    (MetricArgument::Name(name), Some(target)) => {
+                        metrics::get(&name, target, prediction)
+                    }
+                    (MetricArgument::Name(name), None) => {
+                        check_name_is_exact(&name, output, prediction)?;
+                        metrics::get(&name, prediction, prediction)
+                    }
                 }?;
-                let state_len = metric.state_len(&outputs[i]);
+                let state_len = metric.state_len(prediction);
                 Ok(Tracked { metric, weighted, state_len })
             })
             .collect()
@@ -172,10 +190,10 @@ impl Objective {
             return logs;
         }
         logs.push("loss", tally.loss());
-        let several = self.losses.len() > 1;
-        if several {
-            for (i, name) in self.output_names.iter().enumerate() {
-                logs.push(format!("{name}_loss"), tally.output_loss(i));
+        if self.losses.len() > 1 {
+            for (i, output) in self.trained.iter().enumerate() {
+                // As in Keras, the last of the outputs of a layer has its name.
+                logs.set(format!("{}_loss", self.loss_names[*output]), tally.output_loss(i));
             }
         }
         let metrics = self.metrics.iter().flatten().zip(self.metric_names());
@@ -188,7 +206,7 @@ impl Objective {
     /// The names under which Keras reports the metrics, in their order here. Keras names all metrics before all weighted
     /// ones. A weighted metric of a taken name is `weighted_NAME`; any other taken name gets a number.
     fn metric_names(&self) -> Vec<String> {
-        let several = self.losses.len() > 1;
+        let several = self.output_names.len() > 1;
         let of_output = |output: usize, name: &str| match self.output_names.get(output) {
             Some(prefix) if several => format!("{prefix}_{name}"),
             _ => name.to_string(),
@@ -229,27 +247,32 @@ impl Objective {
         Ok(())
     }
 
-    /// What each weighted loss sum over `rows` samples is divided by in a step of a kind. `total_weight` is the
-    /// sum of the sample weights; only some reductions need it. As in Keras, the sum of a loss that is one number for the
-    /// batch is that number, unless the data have weights, each of which multiplies it.
+    /// What each weighted loss sum over `rows` samples is divided by in a step of a kind. `totals` are the sums of the
+    /// weights of all samples, or of those of each target; only some reductions need them. As in Keras, the sum of a loss
+    /// that is one number for the batch is that number, unless the data have weights (`weighted`), each of which
+    /// multiplies it.
     pub fn divisors(
         &self,
         kind: StepKind,
         rows: usize,
-        (total_weight, weighted): (f64, bool),
+        (totals, weighted): (&[f64], bool),
     ) -> Vec<f64> {
-        let divisor = |(reduction, of_batch): (Reduction, &bool)| match reduction {
-            Reduction::SumOverBatchSize => rows as f64,
-            Reduction::Sum if *of_batch && !weighted => rows as f64,
-            Reduction::Sum => 1.0,
-            Reduction::MeanWithSampleWeight => total_weight,
+        let compared = self.compared();
+        let total = |output: &usize| match totals {
+            [of_all] => *of_all,
+            totals => compared.iter().position(|o| o == output).map_or(0.0, |at| totals[at]),
         };
+        let divisor =
+            |(reduction, (output, of_batch)): (Reduction, (&usize, &bool))| match reduction {
+                Reduction::SumOverBatchSize => rows as f64,
+                Reduction::Sum if *of_batch && !weighted => rows as f64,
+                Reduction::Sum => 1.0,
+                Reduction::MeanWithSampleWeight => total(output),
+            };
+        let reductions = self.losses.iter().map(|loss| loss.reduction());
         match &self.custom {
             Some(_) => vec![rows as f64; self.loss_weights(kind).len()],
-            None => {
-                let reductions = self.losses.iter().map(|loss| loss.reduction());
-                reductions.zip(&self.of_batch).map(divisor).collect()
-            }
+            None => reductions.zip(self.trained.iter().zip(&self.of_batch)).map(divisor).collect(),
         }
     }
 

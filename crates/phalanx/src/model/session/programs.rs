@@ -2,7 +2,7 @@
 
 use super::device_weights::SharedExecutor;
 use super::resident::ResidentTables;
-use super::shapes::ShapeCache;
+use super::shapes::{BatchShape, ShapeCache};
 use super::step_cache::{BuiltStep, LoadedProgram};
 use super::{Objective, Placement, ShapedStep, StepKind, lower};
 use crate::error::Result;
@@ -59,8 +59,9 @@ impl Programs {
             return Ok(BuiltStep { step: built.step, constants: built.fed_constants });
         }
         let training = matches!(kind, StepKind::Train | StepKind::Gradients);
-        let inputs = &self.shapes.get(shape).inputs;
-        let lowered = lower(&self.def, inputs, training, mesh, &*objective.optimizer)?;
+        let BatchShape { inputs, weights, .. } = self.shapes.get(shape);
+        let mut lowered = lower(&self.def, inputs, training, mesh, &*objective.optimizer)?;
+        lowered.weights.clone_from(weights);
         finish_step(objective, kind, lowered)
     }
 

@@ -7,6 +7,7 @@ use crate::data::{Dataset, HostBatch, InMemory, IndexBatch, Table, TableIdentity
 use crate::error::Result;
 use crate::layer::lock;
 use phalanx_exec::{ExecError, ResidentData, StepInput, TableId};
+use phalanx_graph::Tensor;
 use std::sync::Arc;
 
 /// Samples on the devices, and the arrays they were uploaded from.
@@ -78,6 +79,7 @@ pub(crate) struct ResidentTable {
     /// Dimensions of one sample of each input.
     inputs: Vec<Vec<usize>>,
     weights: Option<Arc<Vec<f32>>>,
+    output_weights: Vec<Arc<Tensor>>,
     /// How many steps are best launched together.
     pub steps_per_launch: usize,
 }
@@ -109,9 +111,13 @@ impl Session {
             return Ok(None);
         }
         let Some(data) = data.in_memory() else { return Ok(None) };
-        let table = data.table();
+        let mut table = data.table();
+        table.targets = self.checks.fed(&table.targets).into_iter().cloned().collect();
+        table.output_weights =
+            self.checks.fed(&table.output_weights).into_iter().cloned().collect();
         let rows = data.batch_size();
-        let shape = self.programs.shape_of_samples(&self.objective, &table.inputs)?;
+        let weights = self.checks.weight_sizes(&table.output_weights);
+        let shape = self.programs.shape_of_samples(&self.objective, &table.inputs, &weights)?;
         let step = ShapedStep { kind, shape };
         let program = self.ensure_loaded(step, rows)?;
         // Launches of several steps take numbers besides the samples, but no arrays.
@@ -132,7 +138,8 @@ impl Session {
         }
         let steps_per_launch = self.explain(steps_per_launch, step, rows)?;
         let inputs = self.programs.shapes.get(step.shape).inputs.clone();
-        Ok(Some(ResidentTable { id, inputs, weights: table.weights, steps_per_launch }))
+        let Table { weights, output_weights, .. } = table;
+        Ok(Some(ResidentTable { id, inputs, weights, output_weights, steps_per_launch }))
     }
 
     /// Checks all samples at once instead of batch by batch.
@@ -145,7 +152,7 @@ impl Session {
             self.checks.check_sample_rows(i, samples, 0..samples.rows(), "")?;
         }
         for (i, target) in table.targets.iter().enumerate() {
-            let classes = Some(shape.outputs[i].last());
+            let classes = Some(shape.outputs[self.checks.compared[i]].last());
             self.checks.check_labels((i, classes), target, 0..target.rows(), 0, &"")?;
         }
         Ok(())
@@ -153,14 +160,20 @@ impl Session {
 
     /// What each output's weighted loss sum over these samples is divided by.
     fn resident_divisors(&self, table: &ResidentTable, rows: &[u32]) -> Vec<f64> {
-        let weight =
+        let shared =
             |row: &u32| table.weights.as_ref().map_or(1.0, |w| f64::from(w[*row as usize]));
-        let total = match self.objective.divides_by_weight() {
-            true => rows.iter().map(weight).sum(),
-            false => 0.0,
+        let of_output = |t: &Arc<Tensor>| -> f64 {
+            let (all, width) = (t.f32().unwrap_or_default(), t.row_len());
+            let row = |row: &u32| &all[*row as usize * width..][..width];
+            rows.iter().flat_map(row).map(|w| f64::from(*w)).sum()
         };
-        let weighted = table.weights.is_some();
-        self.objective.divisors(StepKind::Train, rows.len(), (total, weighted))
+        let totals: Vec<f64> = match &table.output_weights[..] {
+            _ if !self.objective.divides_by_weight() => vec![],
+            [] => vec![rows.iter().map(shared).sum()],
+            weights => weights.iter().map(of_output).collect(),
+        };
+        let weighted = table.weights.is_some() || !table.output_weights.is_empty();
+        self.objective.divisors(StepKind::Train, rows.len(), (&totals, weighted))
     }
 
     /// The optimizer's scalars after `updates` more updates, or the numbers of an update of whole weights.
@@ -194,10 +207,8 @@ impl Session {
         let rows = batches.first().map_or(0, |b| b.rows.len());
         self.checks.check_batch_size(rows)?;
         self.weights.own_states();
-        let shape = match self.def.is_open() {
-            true => self.programs.shape_for(&self.objective, &table.inputs)?,
-            false => 0,
-        };
+        let weights = self.checks.weight_sizes(&table.output_weights);
+        let shape = self.programs.shape_for(&self.objective, &table.inputs, &weights)?;
         let step = ShapedStep { kind, shape };
         let program = self.ensure_loaded(step, rows)?;
         if training {

@@ -64,7 +64,8 @@ impl Session {
         if self.objective.custom.is_some() {
             return Ok(false);
         }
-        let Some(shape) = self.programs.known_shape_of(batch)? else { return Ok(false) };
+        let weights = self.checks.weight_sizes(&batch.output_weights);
+        let Some(shape) = self.programs.known_shape_of(batch, &weights)? else { return Ok(false) };
         let step = ShapedStep { kind, shape };
         let Some(id) = self.programs.loaded(step, batch.rows) else { return Ok(false) };
         self.checks.check(batch, self.programs.shapes.get(shape), true)?;
@@ -77,6 +78,12 @@ impl Session {
             executor.staging().map_or(Ok(()), |staging| staging.stage(id, &batch))
         })?;
         Ok(true)
+    }
+
+    /// The shape of a batch. A new one is added, for which no step may be in flight.
+    fn shape_of(&mut self, batch: &HostBatch) -> Result<usize> {
+        let weights = self.checks.weight_sizes(&batch.output_weights);
+        self.programs.shape_of(&self.objective, batch, &weights)
     }
 
     /// Whether the step that was started is still in flight.
@@ -113,7 +120,7 @@ impl Session {
             false => {}
         }
         let (seed, step) = (self.state.seed, self.state.steps);
-        let shaped = ShapedStep { kind, shape: self.programs.shape_of(&self.objective, batch)? };
+        let shaped = ShapedStep { kind, shape: self.shape_of(batch)? };
         if !staged {
             self.checks.check(batch, self.programs.shapes.get(shaped.shape), true)?;
         }
@@ -190,8 +197,11 @@ impl Session {
         if !is_custom {
             feeds.extend(constants.clone());
         }
-        feeds.extend(batch.targets.iter().map(|t| feed(t, &rows)));
-        feeds.push(FeedData::F32(&batch.sample_weight[rows]));
+        feeds.extend(self.checks.fed(&batch.targets).into_iter().map(|t| feed(t, &rows)));
+        match &batch.output_weights[..] {
+            [] => feeds.push(FeedData::F32(&batch.sample_weight[rows])),
+            weights => feeds.extend(self.checks.fed(weights).into_iter().map(|t| feed(t, &rows))),
+        }
         feeds.extend(scales.chunks(1).chain(numbers.chunks(1)).map(FeedData::F32));
         feeds.extend(scalars.iter().map(|values| FeedData::F32(values)));
         if is_custom {
@@ -205,7 +215,7 @@ impl Session {
     /// The gradient of the loss on a batch by every trained weight, with the weights' names.
     pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
         let (seed, step) = (self.state.seed, self.state.steps);
-        let shape = self.programs.shape_of(&self.objective, batch)?;
+        let shape = self.shape_of(batch)?;
         self.checks.check(batch, self.programs.shapes.get(shape), true)?;
         let shaped = ShapedStep { kind: StepKind::Gradients, shape };
         let id = self.ensure_loaded(shaped, batch.rows)?;
@@ -276,7 +286,7 @@ impl Session {
 
     /// Runs the model on a batch; returns the type and the values of each output.
     pub(crate) fn predict(&mut self, batch: &HostBatch) -> Result<(&[Type], &[Vec<f32>])> {
-        let shape = self.programs.shape_of(&self.objective, batch)?;
+        let shape = self.shape_of(batch)?;
         self.checks.check(batch, self.programs.shapes.get(shape), false)?;
         let shaped = ShapedStep { kind: StepKind::Predict, shape };
         let id = self.ensure_loaded(shaped, batch.rows)?;
@@ -297,17 +307,23 @@ impl Session {
 
     /// What each weighted loss sum is divided by in a step of a kind.
     fn divisors(&self, kind: StepKind, batch: &HostBatch) -> Result<Vec<f64>> {
-        let total = match self.objective.divides_by_weight() {
-            true => self.total_weight(batch)?,
-            false => 0.0,
-        };
-        Ok(self.objective.divisors(kind, batch.rows, (total, batch.weighted)))
+        let mut totals = vec![];
+        if self.objective.divides_by_weight() {
+            let rows = batch.local_len();
+            let weights = match &batch.output_weights[..] {
+                [] => vec![&batch.sample_weight[..rows]],
+                weights => self.checks.fed(weights).into_iter().map(|t| of_rows(t, rows)).collect(),
+            };
+            for weights in weights {
+                totals.push(self.total_weight(batch, weights)?);
+            }
+        }
+        Ok(self.objective.divisors(kind, batch.rows, (&totals, batch.weighted)))
     }
 
-    /// The weights of all samples of a batch, added up in their order.
-    fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
+    /// The weights of a batch, of which this worker has `local`, added up in their order.
+    fn total_weight(&self, batch: &HostBatch, local: &[f32]) -> Result<f64> {
         let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
-        let local = &batch.sample_weight[..batch.local_len()];
         if !self.workers.is_distributed() || batch.local.is_none() {
             return Ok(sum(&mut local.iter().copied()));
         }
@@ -330,6 +346,11 @@ impl Session {
             }
         }
     }
+}
+
+/// The numbers of the first rows of weights.
+fn of_rows(weights: &Tensor, rows: usize) -> &[f32] {
+    &weights.f32().unwrap_or_default()[..rows * weights.row_len()]
 }
 
 /// Some rows of a tensor.

@@ -21,8 +21,11 @@ const MANY_SHAPES: usize = 16;
 pub(crate) struct BatchShape {
     /// Dimensions of one sample of each input.
     pub inputs: Vec<Vec<usize>>,
+    /// Dimensions of the sample weights of each target, without the samples; none if all targets have one weight for each
+    /// sample.
+    pub weights: Vec<Vec<usize>>,
     pub outputs: Vec<Type>,
-    /// The target type of each loss.
+    /// The types of the targets.
     pub targets: Vec<Type>,
     pub steps: StepCache,
     pub loaded: LoadedPrograms,
@@ -35,16 +38,18 @@ impl BatchShape {
     pub fn new(
         objective: &Objective,
         inputs: Vec<Vec<usize>>,
+        weights: Vec<Vec<usize>>,
         outputs: Vec<Type>,
     ) -> Result<BatchShape> {
-        let losses = objective.losses.iter().zip(&outputs);
+        let compared = objective.compared();
+        let target = |output: &usize| objective.target_type(*output, &outputs[*output]);
         let targets = match &objective.custom {
             Some(custom) => custom.targets.iter().map(|(_, ty)| ty.clone()).collect(),
-            None => losses.map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?,
+            None => compared.iter().map(target).collect::<Result<_>>()?,
         };
         objective.check_state_sizes(&outputs)?;
         let (steps, loaded) = (StepCache::default(), LoadedPrograms::default());
-        Ok(BatchShape { inputs, outputs, targets, steps, loaded, used: 0 })
+        Ok(BatchShape { inputs, weights, outputs, targets, steps, loaded, used: 0 })
     }
 }
 
@@ -81,8 +86,9 @@ impl ShapeCache {
     }
 
     /// Finds a shape and marks it as used.
-    fn find(&mut self, inputs: &[Vec<usize>]) -> Option<usize> {
-        let at = self.shapes.iter().position(|shape| shape.inputs == inputs)?;
+    fn find(&mut self, inputs: &[Vec<usize>], weights: &[Vec<usize>]) -> Option<usize> {
+        let same = |shape: &BatchShape| shape.inputs == inputs && shape.weights == weights;
+        let at = self.shapes.iter().position(same)?;
         self.uses += 1;
         self.shapes[at].used = self.uses;
         Some(at)
@@ -112,20 +118,37 @@ impl ShapeCache {
 }
 
 impl Programs {
-    /// The shape of a batch. A new one is added, for which no step may be in flight.
-    pub(super) fn shape_of(&mut self, objective: &Objective, batch: &HostBatch) -> Result<usize> {
-        match self.def.is_open() {
-            true => self.shape_for(objective, &self.input_sizes(&batch.inputs)?),
-            false => Ok(0),
+    /// The shape of a batch, given the sizes of the weights of its targets. A new one is added, for which no step may be in
+    /// flight.
+    pub(super) fn shape_of(
+        &mut self,
+        objective: &Objective,
+        batch: &HostBatch,
+        weights: &[Vec<usize>],
+    ) -> Result<usize> {
+        if self.is_only_shape(weights) {
+            return Ok(0);
         }
+        let inputs = self.input_sizes(&batch.inputs)?;
+        self.shape_for(objective, &inputs, weights)
+    }
+
+    /// Whether batches with these sizes of weights have the only shape.
+    fn is_only_shape(&self, weights: &[Vec<usize>]) -> bool {
+        !self.def.is_open() && weights.is_empty() && self.shapes.shapes.len() == 1
     }
 
     /// The shape of a batch, if a batch has had it before.
-    pub(super) fn known_shape_of(&mut self, batch: &HostBatch) -> Result<Option<usize>> {
-        match self.def.is_open() {
-            true => Ok(self.shapes.find(&self.input_sizes(&batch.inputs)?)),
-            false => Ok(Some(0)),
+    pub(super) fn known_shape_of(
+        &mut self,
+        batch: &HostBatch,
+        weights: &[Vec<usize>],
+    ) -> Result<Option<usize>> {
+        if self.is_only_shape(weights) {
+            return Ok(Some(0));
         }
+        let inputs = self.input_sizes(&batch.inputs)?;
+        Ok(self.shapes.find(&inputs, weights))
     }
 
     /// The shape of batches of these samples.
@@ -133,14 +156,15 @@ impl Programs {
         &mut self,
         objective: &Objective,
         inputs: &[Samples],
+        weights: &[Vec<usize>],
     ) -> Result<usize> {
-        if !self.def.is_open() {
+        if self.is_only_shape(weights) {
             return Ok(0);
         }
         check_count(&self.def, "inputs", self.def.fed.len(), inputs.len())?;
         let sizes = |(i, samples): (usize, &Samples)| self.sizes_of(i, samples.dims());
         let sizes = inputs.iter().enumerate().map(sizes).collect::<Result<Vec<_>>>()?;
-        self.shape_for(objective, &sizes)
+        self.shape_for(objective, &sizes, weights)
     }
 
     /// The shape that plans are made for: the largest so far.
@@ -166,12 +190,13 @@ impl Programs {
         &mut self,
         objective: &Objective,
         inputs: &[Vec<usize>],
+        weights: &[Vec<usize>],
     ) -> Result<usize> {
-        if let Some(known) = self.shapes.find(inputs) {
+        if let Some(known) = self.shapes.find(inputs, weights) {
             return Ok(known);
         }
         let outputs = self.def.output_types_for(inputs)?;
-        let shape = BatchShape::new(objective, inputs.to_vec(), outputs)?;
+        let shape = BatchShape::new(objective, inputs.to_vec(), weights.to_vec(), outputs)?;
         let (at, dropped) = self.shapes.add(shape);
         for program in dropped.iter().flat_map(|shape| shape.loaded.all()) {
             lock(&self.executor).unload(program.id);
@@ -228,6 +253,7 @@ mod tests {
     fn shape(size: usize) -> BatchShape {
         BatchShape {
             inputs: vec![vec![size, 2]],
+            weights: vec![],
             outputs: vec![],
             targets: vec![],
             steps: StepCache::default(),
@@ -242,11 +268,14 @@ mod tests {
         for size in 1..=MAX_SHAPES {
             assert!(cache.add(shape(size)).1.is_none());
         }
-        cache.find(&[vec![1, 2]]).unwrap();
+        cache.find(&[vec![1, 2]], &[]).unwrap();
         let (at, dropped) = cache.add(shape(100));
         assert_eq!(dropped.unwrap().inputs, [[2, 2]]);
         assert_eq!(cache.get(at).inputs, [[100, 2]]);
-        assert!(cache.find(&[vec![2, 2]]).is_none() && cache.find(&[vec![1, 2]]).is_some());
+        assert!(cache.find(&[vec![2, 2]], &[]).is_none());
+        assert!(cache.find(&[vec![1, 2]], &[]).is_some());
+        // Sample weights of each output need programs of their own.
+        assert!(cache.find(&[vec![1, 2]], &[vec![]]).is_none());
         assert_eq!(cache.get(cache.largest().unwrap()).inputs, [[100, 2]]);
         assert_eq!(cache.by_use()[0].inputs, [[1, 2]]);
         assert_eq!(cache.shapes.len(), MAX_SHAPES);

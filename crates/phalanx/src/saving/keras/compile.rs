@@ -91,23 +91,15 @@ fn stored_optimizer(config: &Map<String, Value>) -> Option<&Value> {
     config.get("optimizer").or(config.get("optimizer_config")).filter(|o| !o.is_null())
 }
 
-/// The loss of every output, and the loss weights.
+/// The loss of every output, if it has one, and the loss weights.
 fn losses(
     config: &Map<String, Value>,
     outputs: &[String],
-) -> Result<(Vec<LossArgument>, Vec<f64>)> {
+) -> Result<(Vec<Option<LossArgument>>, Vec<f64>)> {
     let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
-    let mut losses = vec![];
-    for value in per_output("loss", get("loss"), outputs)? {
-        match value {
-            Some(value) if !value.is_null() => losses.push(loss(value)?),
-            _ => {
-                let expected = "one for every output";
-                return Err(Error::argument("compile_config", "loss", expected, "null"));
-            }
-        }
-    }
-    let weights = per_output("loss_weights", get("loss_weights"), outputs)?;
+    let losses = given_per_output("loss", get("loss"), outputs)?.into_iter();
+    let losses = losses.map(|value| value.map(loss).transpose()).collect::<Result<Vec<_>>>()?;
+    let weights = given_per_output("loss_weights", get("loss_weights"), outputs)?;
     let weight = |w: Option<&Value>| match w {
         None => Ok(1.0),
         Some(w) => w
@@ -239,6 +231,16 @@ fn per_output<'a>(
         },
         _ => Err(wrong(value.to_string())),
     }
+}
+
+/// As [`per_output`]; null is none.
+fn given_per_output<'a>(
+    what: &str,
+    value: &'a Value,
+    outputs: &[String],
+) -> Result<Vec<Option<&'a Value>>> {
+    let values = per_output(what, value, outputs)?.into_iter();
+    Ok(values.map(|value| value.filter(|value| !value.is_null())).collect())
 }
 
 /// The metrics of each output. `unknown` handles those that are not supported.

@@ -156,6 +156,7 @@ impl Writer {
             let ends: Vec<Value> = symbols.iter().map(|s| nodes.end(s)).collect();
             match (form, &ends[..]) {
                 (IoStructure::Single, [end]) => end.clone(),
+                (IoStructure::Nested(tree), _) => tree.with_values(&mut ends.into_iter()),
                 (IoStructure::Dict(names), _) => {
                     names.iter().cloned().zip(ends).collect::<Map<_, _>>().into()
                 }
@@ -198,8 +199,11 @@ impl Writer {
             None if input.text => "string",
             None => dtype(input.dtype),
         };
-        let config = json!({ "batch_shape": shape(input.batch_size, &input.shape), "dtype": dtype,
-                             "sparse": false, "name": name });
+        let mut config = json!({ "batch_shape": shape(input.batch_size, &input.shape), "dtype": dtype,
+                                 "sparse": false, "name": name });
+        if input.optional {
+            config["optional"] = true.into();
+        }
         self.object("keras.layers", "InputLayer", config)
     }
 

@@ -3,7 +3,7 @@
 use super::read::brief;
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments};
-use crate::model::{Callee, IoStructure, ModelKind, Symbol};
+use crate::model::{Callee, IoStructure, IoTree, ModelKind, Symbol};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
@@ -198,20 +198,10 @@ impl<'a> Graph<'a> {
         Ok((*layer, number(1)?, number(2)?))
     }
 
-    /// The inputs or outputs of the model: one, a list, or a map.
+    /// The inputs or outputs of the model: one, or lists and maps of them.
     pub fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, IoStructure)> {
-        let single = |v: &Value| v.get(0).is_some_and(Value::is_string);
-        let (list, form): (Vec<&Value>, IoStructure) = match value {
-            Value::Array(_) if single(value) => (vec![value], IoStructure::Single),
-            Value::Array(list) => (list.iter().collect(), IoStructure::List),
-            Value::Object(map) => {
-                (map.values().collect(), IoStructure::Dict(map.keys().cloned().collect()))
-            }
-            _ => {
-                let expected = "[layer, call, output] or several of them";
-                return Err(Error::argument(self.owner, key, expected, brief(value)));
-            }
-        };
+        let mut list = vec![];
+        let form = IoStructure::of_tree(self.tree(key, value, &mut list, 0)?);
         let end = |value: &&Value| {
             let (layer, number, output) = self.parse_tensor(self.owner, value)?;
             let node = &self.layers[layer];
@@ -227,6 +217,37 @@ impl<'a> Graph<'a> {
             self.symbol((layer, number, output))
         };
         Ok((list.iter().map(end).collect::<Result<_>>()?, form))
+    }
+
+    /// The structure of inputs or outputs, and the references to tensors in it.
+    fn tree<'v>(
+        &self,
+        key: &str,
+        value: &'v Value,
+        list: &mut Vec<&'v Value>,
+        depth: usize,
+    ) -> Result<IoTree> {
+        let is_reference = value.get(0).is_some_and(Value::is_string);
+        match value {
+            Value::Array(_) if is_reference => {
+                list.push(value);
+                Ok(IoTree::Tensor)
+            }
+            Value::Array(items) if depth < MAX_ARGUMENT_DEPTH => {
+                let items = items.iter().map(|item| self.tree(key, item, list, depth + 1));
+                Ok(IoTree::List(items.collect::<Result<_>>()?))
+            }
+            Value::Object(map) if depth < MAX_ARGUMENT_DEPTH => {
+                let entry = |(name, item): (&String, &'v Value)| {
+                    Ok((name.clone(), self.tree(key, item, list, depth + 1)?))
+                };
+                Ok(IoTree::Dict(map.iter().map(entry).collect::<Result<_>>()?))
+            }
+            _ => {
+                let expected = "[layer, call, output], or lists and maps of them";
+                Err(Error::argument(self.owner, key, expected, brief(value)))
+            }
+        }
     }
 }
 

@@ -271,7 +271,7 @@ fn input_of_shape(owner: &str, shape: &Value) -> Result<Input> {
 pub(super) fn input(object: &Object<'_>) -> Result<Input> {
     let name = object.name().unwrap_or("input");
     let owner = format!("layer '{name}'");
-    for key in ["sparse", "ragged", "optional"] {
+    for key in ["sparse", "ragged"] {
         if object.config.get(key).is_some_and(|v| !matches!(v, Value::Null | Value::Bool(false))) {
             return Err(Error::argument(owner, key, "false", "true"));
         }
@@ -279,6 +279,7 @@ pub(super) fn input(object: &Object<'_>) -> Result<Input> {
     let null = Value::Null;
     let shape = object.config.get("batch_shape").or(object.config.get("batch_input_shape"));
     let mut input = input_of_shape(&owner, shape.unwrap_or(&null))?.named(name);
+    input.optional = object.config.get("optional").and_then(Value::as_bool).unwrap_or_default();
     if object.config.get("dtype").and_then(policy_name) == Some("string") {
         return Ok(input.strings());
     }

@@ -13,16 +13,6 @@ pub(in crate::saving) fn unsupported_parts(config: &Value) -> Vec<String> {
         if let Some(optimizer) = arguments.get("optimizer").filter(|value| !value.is_null()) {
             note(compile::read_optimizer(optimizer).err(), &mut found);
         }
-        let lacks_loss = match &arguments["loss"] {
-            Value::Array(list) => list.iter().any(Value::is_null),
-            Value::Object(map) if !map.contains_key("class_name") => {
-                map.values().any(Value::is_null)
-            }
-            _ => false,
-        };
-        if lacks_loss {
-            found.push("an output without a loss is not supported".into());
-        }
         each_object(&arguments["loss"], &mut |value| note(compile::loss(value).err(), &mut found));
         for key in ["metrics", "weighted_metrics"] {
             let mut metric = |value: &Value| note(compile::metric(value).err(), &mut found);
