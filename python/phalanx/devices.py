@@ -24,6 +24,11 @@ def parse_device(name: str | int) -> str:
     return f"{match[1].lower()}:{int(match[2] or 0)}"
 
 
+def is_gpu(name: str) -> bool:
+    """Returns whether a device name is that of a GPU."""
+    return name in _of_kind([name], "GPU")
+
+
 def list_physical_devices(device_type: str | None = None) -> list[str]:
     """Lists the devices of this machine, such as `["cpu:0", "gpu:0"]`.
 
@@ -44,7 +49,7 @@ def set_visible_devices(devices: str | int | Iterable[str | int], device_type: s
     names = [devices] if isinstance(devices, (str, int)) else list(devices)
     chosen = [parse_device(name) for name in names]
     known = _phalanx.list_devices()
-    unknown = [name for name in chosen if name.startswith("gpu") and name not in known]
+    unknown = [name for name in chosen if is_gpu(name) and name not in known]
     if unknown:
         raise ValueError(f"set_visible_devices: expected devices of {known}, received {unknown}")
     kept = (

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from phalanx.devices import default_devices, parse_device, visible_devices
+from phalanx.devices import default_devices, is_gpu, parse_device, visible_devices
 
 _current: contextvars.ContextVar["MirroredStrategy | None"] = contextvars.ContextVar("phalanx_strategy", default=None)
 
@@ -140,7 +140,7 @@ def _gpu_list(gpus: int | Sequence[str | int] | None) -> list[str]:
 
 def _check_gpus(names: list[str], argument: str) -> None:
     found = visible_devices("GPU")
-    missing = [name for name in names if name.startswith("gpu") and name not in found]
+    missing = [name for name in names if is_gpu(name) and name not in found]
     if missing:
         raise ValueError(_missing_gpus(argument, ", ".join(missing)))
 

@@ -57,8 +57,8 @@ pub(crate) struct TestReport {
     pub metrics: Vec<Tracked>,
 }
 
-/// Finds metrics by name and checks all of them. `losses` and `outputs` are those of each output: they decide what the
-/// metrics compare.
+/// Finds metrics by name and checks all of them. `losses` and `outputs` are those of each output, and decide what the
+/// metrics compare; there are no losses if a model trains on its penalties alone.
 pub(crate) fn resolve_metrics(
     requested: Vec<RequestedMetrics>,
     losses: &[Option<Box<dyn Loss>>],
@@ -66,7 +66,7 @@ pub(crate) fn resolve_metrics(
 ) -> Result<Vec<Vec<Tracked>>> {
     let resolve = |(i, list): (usize, RequestedMetrics)| {
         let (output, prediction) = &outputs[i];
-        let loss = losses[i].as_deref();
+        let loss = losses.get(i).and_then(Option::as_deref);
         let target = loss.map(|loss| loss.target(prediction)).transpose()?;
         list.into_iter()
             .map(|(metric, weighted)| {
