@@ -185,7 +185,7 @@ __global__ void sum_many(const RowSum* sums, i64 tiles) {
 
 // Sums or products of the elements up to each one, a warp for each line of `len` elements, `inner` apart.
 template <typename X, typename Y>
-__global__ void cumulative_by_warps(const X* x, Y* y, i64 lines, i64 len, i64 inner, int product, int reverse) {
+__global__ void cumulative(const X* x, Y* y, i64 lines, i64 len, i64 inner, int product, int reverse) {
     int lane = threadIdx.x % 32;
     i64 stride = (i64)gridDim.x * blockDim.x / 32;
     for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32; i < lines; i += stride) {
@@ -202,22 +202,6 @@ __global__ void cumulative_by_warps(const X* x, Y* y, i64 lines, i64 len, i64 in
             v = product ? before * v : before + v;
             if (own < len) st(y + at, (float)v);
             before = __shfl_sync(0xffffffff, v, 31);
-        }
-    }
-}
-
-// Sums or products of the elements up to each one, a thread for each line of `len` elements, `inner`
-// apart.
-template <typename X, typename Y>
-__global__ void cumulative(const X* x, Y* y, i64 lines, i64 len, i64 inner, int product, int reverse) {
-    EACH(i, lines) {
-        i64 first = i / inner * len * inner + i % inner;
-        double total = product ? 1.0 : 0.0;
-        for (i64 k = 0; k < len; k++) {
-            i64 at = first + (reverse ? len - 1 - k : k) * inner;
-            double v = (double)ld(x + at);
-            total = product ? total * v : total + v;
-            st(y + at, (float)total);
         }
     }
 }

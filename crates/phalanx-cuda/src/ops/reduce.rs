@@ -18,9 +18,6 @@ const MAX_COLUMNS_PER_BLOCK: usize = 16;
 /// Blocks that keep a GPU busy with columns.
 const TARGET_BLOCKS: usize = 132 * 4;
 
-/// Lines of a cumulative sum below which each gets a warp: with one thread each, they would leave a GPU idle.
-const MAX_LINES_BY_WARPS: usize = 1 << 14;
-
 /// Minimum rows per thread of `reduce_columns` before they are split among blocks.
 const MIN_ROWS_PER_THREAD: usize = 4;
 
@@ -96,10 +93,7 @@ pub(crate) fn cumulative(
     let (len, inner) = (y.dims[axis], y.dims[axis + 1..].iter().product::<usize>());
     let lines = y.len / len;
     let types = format!("{}, {}", x.elem.c_name(), y.elem.c_name());
-    let launch = match lines < MAX_LINES_BY_WARPS {
-        true => Launch::over(FILE, format!("cumulative_by_warps<{types}>"), 32 * lines),
-        false => Launch::over(FILE, format!("cumulative<{types}>"), lines),
-    };
+    let launch = Launch::over(FILE, format!("cumulative<{types}>"), 32 * lines);
     let launch = launch.arg(x.ptr).arg(y.ptr).arg(lines).arg(len).arg(inner);
     vec![launch.arg(product).arg(reverse)]
 }
