@@ -1,4 +1,4 @@
-//! What a command shares with `main`: the other workers, which must learn how it ends.
+//! The context of a command: the other workers, which must learn how it ends.
 
 use crate::args::DeviceArgs;
 use anyhow::Result;

@@ -41,7 +41,7 @@ impl Libraries {
     }
 }
 
-/// The version of the driver, if there is one.
+/// The version of the driver, if any.
 pub fn driver_version() -> Option<String> {
     phalanx_cuda::driver_version()
 }

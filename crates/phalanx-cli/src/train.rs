@@ -263,7 +263,7 @@ fn fit_arguments(args: &Train, data: &PreparedData, sizes: &RunSizes) -> Result<
     }
 }
 
-/// Loss and metrics on the test rows, if there are any.
+/// Loss and metrics on the test rows, if any.
 fn evaluate_test_rows(
     model: &mut Model,
     data: &PreparedData,

@@ -1,4 +1,4 @@
-//! Whether the kernels were compiled with optimisation.
+//! A check that the kernels were compiled with optimisation.
 
 use phalanx_distributed::launch::is_first_worker;
 use phalanx_distributed::warnings::warning;

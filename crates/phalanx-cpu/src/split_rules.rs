@@ -1,4 +1,4 @@
-//! When the workers of a CPU device share work in another way than by rows.
+//! The rules by which the workers of a CPU device share work other than by rows.
 //!
 //! The numbers weigh barriers against data that move between the caches of cores. They follow from
 //! the measurements in `docs/performance.md` and do not depend on the machine, so that a model has

@@ -53,7 +53,7 @@ impl Lib {
         }
     }
 
-    /// How to install it, for a driver of this CUDA version if there is one.
+    /// How to install it, for a driver of this CUDA version if any.
     pub fn install_hint(self, driver: Option<Version>) -> String {
         let old = driver.is_some_and(|v| v.major == 12);
         let (bare, suffixed) = if old { ("-cu12", "-cu12") } else { ("", "-cu13") };
@@ -119,7 +119,7 @@ pub fn find(lib: Lib) -> Result<&'static Found, Missing> {
     FOUND[lib as usize].get_or_init(|| open(lib)).as_ref().map_err(Clone::clone)
 }
 
-/// The CUDA version of the driver, if there is one.
+/// The CUDA version of the driver, if any.
 pub fn driver_version() -> Option<Version> {
     find(Lib::Driver).ok().map(|found| found.version)
 }

@@ -1,4 +1,4 @@
-//! What executors check before they load a program or start a step.
+//! Checks of executors before they load a program or start a step.
 
 use crate::batch::{Batch, FeedData};
 use crate::error::ExecError;

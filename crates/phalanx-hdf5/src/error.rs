@@ -1,4 +1,4 @@
-//! What can be wrong with a file, or with content that is to be written.
+//! Errors of files, and of content that is to be written.
 
 /// Why a file cannot be read, or content cannot be written. The message says what was received.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 pub(crate) enum JobKind {
     /// Sum it; all processes get the sum.
     AllReduce,
-    /// Sum it; each process gets the sum of its part. Runs of it are then copied to another buffer, if there is one.
+    /// Sum it; each process gets the sum of its part. Runs of it are then copied to another buffer, if any.
     ReduceScatter(Option<(*mut f32, Arc<[CopyRange]>)>),
     /// Send each process's part to the others.
     AllGather,

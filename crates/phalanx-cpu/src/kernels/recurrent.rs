@@ -116,7 +116,7 @@ pub struct Backward<'a> {
     pub kernel: &'a [f32],
     /// Further operands.
     pub optional: Optional,
-    /// The cotangents of `h` and, if there is one, of `c`.
+    /// The cotangents of `h` and, if any, of `c`.
     pub dy: [Option<Src>; 2],
     /// The result, without gaps.
     pub d: *mut f32,

@@ -1,4 +1,4 @@
-//! What carries bytes between processes: MPI, or NCCL through the processes' GPUs.
+//! Transports of bytes between processes: MPI, or NCCL through the processes' GPUs.
 
 mod group;
 #[cfg(feature = "mpi")]

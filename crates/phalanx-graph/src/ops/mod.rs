@@ -219,7 +219,7 @@ pub enum Op {
     /// `mask[steps]`. The result has the states of every step, and what the derivative needs.
     Recurrent(RecurrentAttrs),
     /// Derivative of `Recurrent` with respect to the gates; operands `y` with all it keeps, `kernel`, the initial
-    /// states, `mask`, and the cotangents of `h` and, if there is one, of `c`.
+    /// states, `mask`, and the cotangents of `h` and, if any, of `c`.
     RecurrentGrad(RecurrentAttrs, bool),
 
     /// Sums partial sums over the workers of a scope, in index order.

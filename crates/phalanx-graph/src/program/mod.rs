@@ -46,7 +46,7 @@ impl Policy {
         }
     }
 
-    /// The policy of this name, if there is one.
+    /// The policy of this name, if any.
     pub fn from_name(name: &str) -> Option<Policy> {
         let all = [Policy::Float32, Policy::MixedBfloat16, Policy::MixedFloat16];
         all.into_iter().find(|policy| policy.name() == name)

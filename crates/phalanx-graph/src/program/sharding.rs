@@ -41,7 +41,7 @@ impl ShardLevel {
         }
     }
 
-    /// The level of this name, if there is one.
+    /// The level of this name, if any.
     pub fn from_name(name: &str) -> Option<ShardLevel> {
         ShardLevel::ALL.into_iter().find(|level| level.name() == name)
     }

@@ -1,4 +1,4 @@
-//! How the workers of a device share its work.
+//! The ways in which the workers of a device share its work.
 
 use super::Mesh;
 

@@ -1,4 +1,4 @@
-//! What the members of a mesh send to each other in a step.
+//! The traffic of a step: what the members of a mesh send to each other.
 
 use super::{Instr, Program, ShardLevel};
 use crate::ops::PartsOp;

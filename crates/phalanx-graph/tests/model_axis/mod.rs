@@ -1,4 +1,4 @@
-//! What the devices of a replica exchange.
+//! Exchanges among the devices of a replica.
 
 use super::*;
 

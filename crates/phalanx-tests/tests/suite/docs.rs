@@ -1,4 +1,4 @@
-//! What the documentation names exists: files, links, items of the code, environment variables.
+//! Checks that what the documentation names exists: files, links, items of the code, environment variables.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! How often a callback acts.
+//! The frequency at which a callback acts.
 
 use crate::error::{Error, Result};
 

@@ -187,7 +187,7 @@ pub struct LayerInstance {
     owner: Mutex<Option<Owner>>,
     /// Incremented whenever the host values change.
     version: AtomicU64,
-    /// The layer that holds the states which outlive a batch, if there are any.
+    /// The layer that holds the states which outlive a batch, if any.
     states: OnceLock<LayerHandle>,
     /// Why trained values could not be copied to the host before their devices were gone.
     lost: Mutex<Option<String>>,

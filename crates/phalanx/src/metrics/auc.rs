@@ -109,7 +109,7 @@ impl AUC {
         Ok(g.mul(weight, of_labels)?)
     }
 
-    /// Fails unless there is a weight for each label, if there are any.
+    /// Fails unless there is a weight for each label, if any.
     fn check_label_weights(&self, g: &Graph, score: NodeId) -> Result<()> {
         let given = self.label_weights.as_ref().map(Vec::len);
         let labels = g.ty(score).dims.last().copied();

@@ -1,4 +1,4 @@
-//! Who calls the layers of a model while it is lowered: the lowering itself, or a wrapper that owns the weights.
+//! The caller of a model's layers while it is lowered: the lowering itself, or a wrapper that owns the weights.
 
 use crate::error::Result;
 use crate::layer::{Arguments, LayerHandle, Lowering, Operand};

@@ -1,4 +1,4 @@
-//! What a step is fed with.
+//! The feeds of a step.
 
 use super::definition::Definition;
 use super::shape::Shape;

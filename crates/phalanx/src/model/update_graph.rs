@@ -263,7 +263,7 @@ fn reduce(g: &mut Graph, gradients: &[Gradient]) -> Result<Vec<NodeId>> {
     gradients.iter().map(sum).collect()
 }
 
-/// Adds the gradients of the penalties `l1·|w| + l2·w²`, multiplied by the loss scale if there is one.
+/// Adds the gradients of the penalties `l1·|w| + l2·w²`, multiplied by the loss scale if any.
 fn penalized(
     p: &mut impl Parameters,
     gradients: &[Gradient],

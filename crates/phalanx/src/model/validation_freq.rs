@@ -1,4 +1,4 @@
-//! How often `fit` validates.
+//! The frequency at which `fit` validates.
 
 /// The epochs after which `fit` validates.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! How an op reads the arguments of its call and its constructor.
+//! The context of an op: the arguments of its call and its constructor.
 
 use crate::error::{Error, Result};
 use crate::layer::{Argument, Arguments, Layer, LayerContext, Operand};

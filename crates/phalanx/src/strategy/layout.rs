@@ -10,7 +10,7 @@ use std::fmt;
 const MESH: &str = "DeviceMesh";
 const MAP: &str = "LayoutMap";
 
-/// The devices of a strategy, arranged along named axes. An axis divides the batch; another one, if there is one, divides
+/// The devices of a strategy, arranged along named axes. An axis divides the batch; another one, if any, divides
 /// the work on each sample.
 ///
 /// ```

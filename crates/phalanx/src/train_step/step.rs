@@ -236,7 +236,7 @@ impl CustomStep {
         format!("training step '{}'", self.name)
     }
 
-    /// The function that evaluation runs in place of that of the training step, if there is one.
+    /// The function that evaluation runs in place of that of the training step, if any.
     pub(super) fn own_test(&self, kind: StepKind) -> Option<&TestStep> {
         self.test.as_ref().filter(|_| kind == StepKind::Test)
     }

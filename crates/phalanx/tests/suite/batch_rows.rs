@@ -1,5 +1,5 @@
-//! What compares or mixes the samples of a batch: `Circle`, `MixUp` and `CutMix`. Every sample sees all others of the
-//! global batch, on any number of devices and for any number of rows.
+//! Layers and losses that compare or mix the samples of a batch: `Circle`, `MixUp` and `CutMix`. Every sample sees all
+//! others of the global batch, on any number of devices and for any number of rows.
 
 use crate::common::{Fixture, emulated_gpu};
 use phalanx::losses::{self, Circle, Loss, LossExt, Reduction};

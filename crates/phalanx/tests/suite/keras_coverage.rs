@@ -1,4 +1,4 @@
-//! Which fixture checks which name of Keras. Every name that `docs/keras.md` calls supported has a case.
+//! Fixtures by the name of Keras that they check. Every name that `docs/keras.md` calls supported has a case.
 
 use crate::common::Fixture;
 use crate::keras_names::{answer, known_to_keras};

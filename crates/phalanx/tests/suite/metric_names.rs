@@ -1,4 +1,4 @@
-//! What compiled models report: the names of metrics, of which a model may have the same several times, with and without
+//! Reports of compiled models: the names of metrics, of which a model may have the same several times, with and without
 //! sample weights, results that are vectors, and penalties without a loss. The fixture is made by
 //! tests/python/metric_names.py.
 

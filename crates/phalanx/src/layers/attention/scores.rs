@@ -1,4 +1,4 @@
-//! What attention layers share: masks, the softmax of scores, and the arguments of a call.
+//! The parts that attention layers share: masks, the softmax of scores, and the arguments of a call.
 
 use crate::error::Result;
 use crate::layer::{Argument, LayerContext, Operand};

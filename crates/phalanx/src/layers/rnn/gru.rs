@@ -53,7 +53,7 @@ impl Cell for GRUCell {
 }
 
 impl Declared<'_> {
-    /// The bias of the inputs (0) or of the states (1), if there is one.
+    /// The bias of the inputs (0) or of the states (1), if any.
     fn bias(&self, cx: &mut LayerContext<'_>, row: usize) -> Result<Option<NodeId>> {
         match (self.cell.bias, self.reset_after) {
             (Some(bias), true) => {

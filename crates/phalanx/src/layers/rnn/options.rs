@@ -1,4 +1,4 @@
-//! What all recurrent layers share: their options, and the loop over the steps of a sequence.
+//! The parts that recurrent layers share: their options, and the loop over the steps of a sequence.
 
 use super::cell::{Cell, DeclaredCell, FusedCell, Step};
 use crate::by_name::OptionalByName;

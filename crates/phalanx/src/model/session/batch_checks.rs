@@ -50,7 +50,7 @@ pub(crate) struct BatchChecks {
     pub(super) lookups: Vec<Lookup>,
     /// The origin of the next batch.
     pub(crate) origin: BatchOrigin,
-    /// A layer whose states outlive a batch, if there is one.
+    /// A layer whose states outlive a batch, if any.
     pub(super) stateful_layer: Option<String>,
 }
 

@@ -181,7 +181,7 @@ impl DeviceWeights {
         }
     }
 
-    /// The name of a layer whose states outlive a batch, if there is one.
+    /// The name of a layer whose states outlive a batch, if any.
     pub fn stateful_layer(&self) -> Option<String> {
         let of_state = |w: &&ModelWeight| w.layer.holds_states();
         let name = |w: &ModelWeight| w.layer_name.trim_start_matches("@state/").to_string();

@@ -61,7 +61,7 @@ pub(crate) struct Placement {
     pub backend: Arc<dyn Backend>,
     /// As requested; the backend may store wider numbers.
     pub policy: Policy,
-    /// The axis of each parameter that the devices of a replica divide, if there is one.
+    /// The axis of each parameter that the devices of a replica divide, if any.
     pub partition_axes: Vec<Option<usize>>,
     /// Whether the backward pass computes activations again, and in how many segments.
     pub recompute: (Recompute, usize),

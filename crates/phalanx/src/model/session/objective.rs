@@ -1,4 +1,4 @@
-//! What a model is trained for: optimizer, losses and metrics.
+//! The objective of training: optimizer, losses and metrics.
 
 use super::targets::check_name_is_exact;
 use super::{StepKind, Tally, TrainState};

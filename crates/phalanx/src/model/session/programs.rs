@@ -121,7 +121,7 @@ impl Programs {
         steps.program(step.kind, (options, axes), build)
     }
 
-    /// The loaded program of a step for batches of this size, if there is one.
+    /// The loaded program of a step for batches of this size, if any.
     pub(super) fn loaded(
         &self,
         ShapedStep { kind, shape }: ShapedStep,

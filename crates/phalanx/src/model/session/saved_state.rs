@@ -114,7 +114,7 @@ impl Session {
 }
 
 impl WeightState {
-    /// The tensors of a weight's state: slots, average and accumulated gradients, if there are any.
+    /// The tensors of a weight's state: slots, average and accumulated gradients, if any.
     fn tensors(&self, weight: &str, accumulated: bool) -> Vec<(String, ParamId, Vec<usize>)> {
         let dims = || self.of.dims.clone();
         let slots = self.slots.iter().map(|(param, slot)| (*param, slot.dims.clone()));

@@ -1,4 +1,4 @@
-//! How a run is asked to stop.
+//! Requests to stop a run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What happens after a step with a loss or weights that are not finite.
+//! The reaction to a step with a loss or weights that are not finite.
 
 use std::fmt::Debug;
 

@@ -1,4 +1,5 @@
-//! What fixtures of Keras cannot show: random masks, shared weights, adapted statistics, the nodes of a layer.
+//! Behaviour that fixtures of Keras cannot show: random masks, shared weights, adapted statistics, the nodes of
+//! a layer.
 
 use super::errors::refusal;
 use super::{call, params, row_type};

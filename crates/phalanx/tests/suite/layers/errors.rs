@@ -1,4 +1,4 @@
-//! What layers refuse, and how they say so.
+//! Refusals of layers and their messages.
 
 use super::call;
 use phalanx::layer::Layer;

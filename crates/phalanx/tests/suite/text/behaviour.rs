@@ -1,4 +1,4 @@
-//! What models do with strings: where layers run, and what they refuse.
+//! Models with strings: where layers run, and what they refuse.
 
 use phalanx::data::{Arrays, Text};
 use phalanx::layers::Split;
