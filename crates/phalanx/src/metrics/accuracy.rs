@@ -5,7 +5,8 @@
 //! - categorical: `argmax(y_pred) == argmax(y_true)`, for one-hot targets
 //! - binary: `(y_pred > threshold) == y_true`
 
-use super::{Metric, check_labels, check_threshold, classes, mean_state, targets_like_predictions};
+use super::support::mean_of_values;
+use super::{Metric, check_labels, check_threshold, classes, targets_like_predictions};
 use crate::config::options;
 use crate::error::Result;
 use crate::registry::keras_class;
@@ -52,86 +53,58 @@ fn matches(g: &mut Graph, labels: NodeId, y_pred: NodeId) -> Result<NodeId> {
 
 impl Metric for Accuracy {
     keras_class!("Accuracy", name);
+    mean_of_values!();
+}
 
-    fn uses_mask(&self) -> bool {
-        true
-    }
-
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl Accuracy {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
-        let hits = g.binary(Binary::Eq, y_true, y_pred)?;
-        mean_state(self, g, hits, weight)
+        Ok(g.binary(Binary::Eq, y_true, y_pred)?)
     }
 }
 
 impl Metric for SparseCategoricalAccuracy {
     keras_class!("SparseCategoricalAccuracy", name);
+    mean_of_values!();
+}
 
-    fn uses_mask(&self) -> bool {
-        true
-    }
-
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl SparseCategoricalAccuracy {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         check_labels(self, g, y_true, y_pred)?;
-        let hits = matches(g, y_true, y_pred)?;
-        mean_state(self, g, hits, weight)
+        matches(g, y_true, y_pred)
     }
 }
 
 impl Metric for CategoricalAccuracy {
     keras_class!("CategoricalAccuracy", name);
+    mean_of_values!();
+}
 
-    fn uses_mask(&self) -> bool {
-        true
-    }
-
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl CategoricalAccuracy {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let labels = classes(self, g, y_true, y_pred)?;
-        let hits = matches(g, labels, y_pred)?;
-        mean_state(self, g, hits, weight)
+        matches(g, labels, y_pred)
     }
 }
 
 impl Metric for BinaryAccuracy {
     keras_class!("BinaryAccuracy", name);
-
-    fn uses_mask(&self) -> bool {
-        true
-    }
+    mean_of_values!();
 
     fn validate(&self) -> Result<()> {
         check_threshold(self, "threshold", self.threshold)
     }
+}
 
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl BinaryAccuracy {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
         let threshold = g.scalar(f64::from(self.threshold as f32));
         let yes = g.binary(Binary::Gt, y_pred, threshold)?;
-        let hits = g.binary(Binary::Eq, y_true, yes)?;
-        mean_state(self, g, hits, weight)
+        Ok(g.binary(Binary::Eq, y_true, yes)?)
     }
 }

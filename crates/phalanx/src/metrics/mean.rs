@@ -1,5 +1,6 @@
 //! Means over samples: the mean of any loss, the root mean squared error and the cosine similarity.
 
+use super::support::mean_of_values;
 use super::{Metric, mean_state, owner, ratio, targets_like_predictions};
 use crate::config::options;
 use crate::error::Result;
@@ -74,23 +75,17 @@ impl<L: Loss> Metric for LossMetric<L> {
         self.loss.common_mut().name = name.into();
     }
 
-    fn uses_mask(&self) -> bool {
-        true
-    }
+    mean_of_values!();
 
     fn validate(&self) -> Result<()> {
         self.loss.validate()
     }
+}
 
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
-        let values = self.loss.call(g, y_true, y_pred)?;
-        mean_state(self, g, values, weight)
+impl<L: Loss> LossMetric<L> {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+        self.loss.call(g, y_true, y_pred)
     }
 }
 
@@ -134,21 +129,14 @@ options! {
 
 impl Metric for LogCoshError {
     keras_class!("LogCoshError", name);
+    mean_of_values!();
+}
 
-    fn uses_mask(&self) -> bool {
-        true
-    }
-
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl LogCoshError {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
-        let values = losses::LogCosh::default().call(g, y_true, y_pred)?;
-        mean_state(self, g, values, weight)
+        losses::LogCosh::default().call(g, y_true, y_pred)
     }
 }
 
@@ -163,20 +151,13 @@ options! {
 
 impl Metric for CosineSimilarity {
     keras_class!("CosineSimilarity", name);
+    mean_of_values!();
+}
 
-    fn uses_mask(&self) -> bool {
-        true
-    }
-
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl CosineSimilarity {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
-        let values = losses::cosine(&owner(self), self.axis, g, y_true, y_pred)?;
-        mean_state(self, g, values, weight)
+        losses::cosine(&owner(self), self.axis, g, y_true, y_pred)
     }
 }

@@ -24,6 +24,28 @@ pub(super) fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }
 
+/// The methods of a metric that is the mean of its `values` over all positions but those that are masked.
+macro_rules! mean_of_values {
+    () => {
+        fn uses_mask(&self) -> bool {
+            true
+        }
+
+        fn update(
+            &self,
+            g: &mut Graph,
+            y_true: NodeId,
+            y_pred: NodeId,
+            weight: NodeId,
+        ) -> Result<NodeId> {
+            let values = self.values(g, y_true, y_pred)?;
+            crate::metrics::weighted_mean(self, g, values, weight)
+        }
+    };
+}
+
+pub(crate) use mean_of_values;
+
 /// The sums of a weighted mean over samples: the sum of each sample's weighted mean over its positions, and the
 /// sum of the weights.
 pub fn mean_state(

@@ -1,7 +1,8 @@
 //! Top-k accuracies: the fraction of samples whose label is among the `k` highest-scoring classes, that is,
 //! fewer than `k` classes score higher.
 
-use super::{Metric, check_labels, classes, mean_state, owner};
+use super::support::mean_of_values;
+use super::{Metric, check_labels, classes, owner};
 use crate::config::options;
 use crate::error::{Error, Result};
 use crate::registry::keras_class;
@@ -34,48 +35,34 @@ fn check_k(metric: &dyn Metric, k: usize) -> Result<()> {
 
 impl Metric for TopKCategoricalAccuracy {
     keras_class!("TopKCategoricalAccuracy", name);
-
-    fn uses_mask(&self) -> bool {
-        true
-    }
+    mean_of_values!();
 
     fn validate(&self) -> Result<()> {
         check_k(self, self.k)
     }
+}
 
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl TopKCategoricalAccuracy {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let labels = classes(self, g, y_true, y_pred)?;
-        let hits = g.push(Op::InTopK { k: self.k }, &[y_pred, labels])?;
-        mean_state(self, g, hits, weight)
+        Ok(g.push(Op::InTopK { k: self.k }, &[y_pred, labels])?)
     }
 }
 
 impl Metric for SparseTopKCategoricalAccuracy {
     keras_class!("SparseTopKCategoricalAccuracy", name);
-
-    fn uses_mask(&self) -> bool {
-        true
-    }
+    mean_of_values!();
 
     fn validate(&self) -> Result<()> {
         check_k(self, self.k)
     }
+}
 
-    fn update(
-        &self,
-        g: &mut Graph,
-        y_true: NodeId,
-        y_pred: NodeId,
-        weight: NodeId,
-    ) -> Result<NodeId> {
+impl SparseTopKCategoricalAccuracy {
+    /// The value at each position.
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         check_labels(self, g, y_true, y_pred)?;
-        let hits = g.push(Op::InTopK { k: self.k }, &[y_pred, y_true])?;
-        mean_state(self, g, hits, weight)
+        Ok(g.push(Op::InTopK { k: self.k }, &[y_pred, y_true])?)
     }
 }
