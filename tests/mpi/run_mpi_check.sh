@@ -216,7 +216,7 @@ fault() {
 }
 fault short 76 "expected 8 bytes, received 3"
 fault long 76 "expected 8 bytes, received \(16\|more\)"
-fault panic 76 "it left before the others were done"
+fault panic 76 "it exited before the other processes finished"
 fault late 9 ""
 # With root and iproute2, also on several hosts. PHALANX_FAULTS sets the number of faults (60 take a quarter of an hour).
 if [ "$(id -u)" = 0 ] && command -v python3 >/dev/null && ip netns add phx-try 2>/dev/null; then
