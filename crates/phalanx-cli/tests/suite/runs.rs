@@ -137,7 +137,10 @@ fn flags_that_name_the_same_file_are_rejected_before_any_work() {
     let train = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "1"];
     let absolute = at("new").display().to_string();
     let cases: &[(&[&str], &str)] = &[
-        (&["--csv", "new", "--json", "new"], "--json: expected a different path from"),
+        (
+            &["--csv", "new", "--json", "new"],
+            "--json: expected a different path from --csv, received new",
+        ),
         (
             &["--csv", "new", "--json", "./new"],
             "expected a different path from --csv, received ./new",
@@ -149,9 +152,12 @@ fn flags_that_name_the_same_file_are_rejected_before_any_work() {
             "expected a different path from --csv, received link",
         ),
         (&["--csv", "log", "--json", "other-name"], "expected a different path from --csv"),
-        (&["--csv", "-", "--json", "-"], "--json: expected a different path from"),
+        (
+            &["--csv", "-", "--json", "-"],
+            "--json: expected a different path from --csv, received -",
+        ),
         (&["--csv", "-", "--json", "/dev/stdout"], "expected a different path from --csv"),
-        (&["--save", "a.h5", "--csv", "a.h5"], "--csv: expected a different path from"),
+        (&["--save", "a.h5", "--csv", "a.h5"], "--csv: expected a different path from --save"),
         (&["--output", "a.svg", "--json", "a.svg"], "expected a different path from --output"),
         (
             &["--checkpoint-dir", "ckpt", "--csv", "ckpt"],
@@ -174,7 +180,7 @@ fn flags_that_name_the_same_file_are_rejected_before_any_work() {
     let own = ["--csv", "/dev/null", "--json", "/dev/null", "--save", "w.safetensors"];
     succeeds(dir.path(), &[&train[..], &own].concat());
     let both = ["evaluate", "w.safetensors", "--confusion", "c.png", "--samples", "./c.png"];
-    let what = "--samples: expected a different path from --confusion";
+    let what = "--samples: expected a different path from --confusion, received ./c.png";
     assert_eq!(fault(dir.path(), &both, 1, what), None);
 }
 

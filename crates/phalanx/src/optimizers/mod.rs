@@ -203,10 +203,7 @@ pub trait Optimizer: Debug + Send + Sync {
     /// new weight and the new slots. Not called if the optimizer [updates whole
     /// weights](Self::updates_whole_weights).
     fn step(&self, _: &mut RuleBuilder, _: Reg, _: Reg) -> (Reg, Vec<Reg>) {
-        unimplemented!(
-            "{}: expected `step`, or `update` with `updates_whole_weights` returning true",
-            self.class_name()
-        )
+        unreachable!("{}: `updates_whole_weights` must be true without a `step`", self.class_name())
     }
 
     /// Whether the formula needs more than the elements of a weight one by one: it is [`update`](Self::update).

@@ -257,10 +257,10 @@ impl Objective {
         rows: usize,
         (totals, weighted): (&[f64], bool),
     ) -> Vec<f64> {
-        let compared = self.compared();
+        let position = |output: &usize| self.compared().iter().position(|o| o == output);
         let total = |output: &usize| match totals {
             [of_all] => *of_all,
-            totals => compared.iter().position(|o| o == output).map_or(0.0, |at| totals[at]),
+            totals => position(output).map_or(0.0, |at| totals[at]),
         };
         let divisor =
             |(reduction, (output, of_batch)): (Reduction, (&usize, &bool))| match reduction {

@@ -35,12 +35,14 @@ pub(super) struct OptimizerVariables<'a> {
     pub executor: &'a SharedExecutor,
 }
 
-/// What a file restores besides the values on the devices.
-struct Restored {
+/// What a file restores.
+struct Stored<'t> {
     iteration: u64,
     /// Whether the file has variables after iteration and learning rate.
     has_variables: bool,
-    loss_scale: Option<f32>,
+    /// The state on the devices that these variables are.
+    values: Vec<(StateId, &'t Tensor)>,
+    loss_scale: Option<[f32; STATE]>,
     learning_rate: Option<f64>,
 }
 
@@ -67,19 +69,32 @@ impl Session {
             // A loss-scale optimizer that never ran has no inner variables: everything is as the config says.
             return Ok(());
         }
-        self.prepare_training(1)?;
-        let restored = self.optimizer_variables().restore(iteration, found)?;
-        if restored.loss_scale.is_some() {
-            self.state.loss_scale = restored.loss_scale;
+        let stored = self.optimizer_variables().read(iteration, found)?;
+        if stored.has_variables && self.weights.update.is_none() {
+            // Creates the slots.
+            self.prepare_training(1)?;
         }
+        let mut executor = lock(&self.executor);
+        for (id, tensor) in &stored.values {
+            let values = tensor.f32().unwrap_or_default();
+            match id {
+                StateId::Param(param) => executor.set_param(*param, values)?,
+                id => executor.write(*id, values)?,
+            }
+        }
+        if let (Some(scaling), Some(state)) = (self.weights.loss_scale, stored.loss_scale) {
+            executor.set_param(scaling.state, &state)?;
+            self.state.loss_scale = Some(state[0]);
+        }
+        drop(executor);
         let every = self.objective.accumulation_steps();
-        self.state.set_iterations(restored.iteration, every);
-        let batches = match restored.has_variables {
+        self.state.set_iterations(stored.iteration, every);
+        let batches = match stored.has_variables {
             true => self.optimizer_variables().accumulated_in_file(),
             false => 0,
         };
         self.state.set_accumulated((batches, batches as f64));
-        if let Some(rate) = restored.learning_rate {
+        if let Some(rate) = stored.learning_rate {
             self.objective.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);
         }
         Ok(())
@@ -237,8 +252,8 @@ impl<'a> OptimizerVariables<'a> {
         usable.then_some(([scale, steps, 1.0], iteration as u64))
     }
 
-    /// Writes what a file stores to the devices.
-    fn restore(&self, iteration: u64, found: &[Tensor]) -> Result<Restored> {
+    /// Reads what a file stores, and checks it.
+    fn read<'t>(&self, iteration: u64, found: &'t [Tensor]) -> Result<Stored<'t>> {
         let scaled = self.stored_loss_scale(found);
         let (iteration, found) = match scaled {
             Some((_, iteration)) => (iteration, &found[LOSS_SCALE_VARIABLES..]),
@@ -258,40 +273,35 @@ impl<'a> OptimizerVariables<'a> {
         };
         let found: Vec<&Tensor> = found.collect();
         let has_variables = !found.is_empty();
-        if let Some(update) = self.weights.update.as_ref().filter(|_| has_variables) {
-            self.set_whole_weight_state(update, &found)?;
-        } else if has_variables {
-            let slots = self.objective.optimizer.rule().slots;
-            let trained = self.trainable_weights();
-            let params: Vec<_> = trained.iter().map(|w| w.param).collect();
-            let kinds = self.variables(&slots, params.len());
-            let dims: Vec<Vec<usize>> =
-                trained.iter().map(|w| w.layer.weights()[w.index].spec.dims.clone()).collect();
-            let expected = |kind: &VariableKind| match kind {
-                VariableKind::Slot(_, w) | VariableKind::Accumulated(w) => dims[*w].clone(),
-                VariableKind::Scalar(_) => vec![],
-            };
-            check(kinds.iter().map(expected).collect(), &found)?;
-            let mut executor = lock(self.executor);
-            for (kind, tensor) in kinds.iter().zip(found) {
-                let values = tensor.f32().unwrap_or_default();
-                match kind {
-                    VariableKind::Slot(slot, w) => {
-                        executor.write(StateId::Slot(*slot, params[*w]), values)?;
-                    }
-                    VariableKind::Accumulated(w) => {
-                        executor.write(StateId::Accumulated(params[*w]), values)?;
-                    }
-                    VariableKind::Scalar(_) => {}
-                }
-            }
-        }
-        let mut loss_scale = None;
-        if let (Some(scaling), Some((state, _))) = (self.weights.loss_scale, scaled) {
-            lock(self.executor).set_param(scaling.state, &state)?;
-            loss_scale = Some(state[0]);
-        }
-        Ok(Restored { iteration, has_variables, loss_scale, learning_rate: rate })
+        let values = match &self.weights.update {
+            _ if !has_variables => vec![],
+            Some(update) => self.whole_weight_values(update, &found)?,
+            None => self.slot_values(&found)?,
+        };
+        let loss_scale = scaled.map(|(state, _)| state);
+        Ok(Stored { iteration, has_variables, values, loss_scale, learning_rate: rate })
+    }
+
+    /// The slots and accumulated gradients that a file's variables are.
+    fn slot_values<'t>(&self, found: &[&'t Tensor]) -> Result<Vec<(StateId, &'t Tensor)>> {
+        let slots = self.objective.optimizer.rule().slots;
+        let trained = self.trainable_weights();
+        let kinds = self.variables(&slots, trained.len());
+        let dims: Vec<Vec<usize>> =
+            trained.iter().map(|w| w.layer.weights()[w.index].spec.dims.clone()).collect();
+        let expected = |kind: &VariableKind| match kind {
+            VariableKind::Slot(_, w) | VariableKind::Accumulated(w) => dims[*w].clone(),
+            VariableKind::Scalar(_) => vec![],
+        };
+        check(kinds.iter().map(expected).collect(), found)?;
+        let id = |kind: &VariableKind| match kind {
+            VariableKind::Slot(slot, w) => Some(StateId::Slot(*slot, trained[*w].param)),
+            VariableKind::Accumulated(w) => Some(StateId::Accumulated(trained[*w].param)),
+            VariableKind::Scalar(_) => None,
+        };
+        let values =
+            kinds.iter().zip(found).filter_map(|(kind, tensor)| Some((id(kind)?, *tensor)));
+        Ok(values.collect())
     }
 }
 

@@ -7,6 +7,7 @@ use crate::model::update_graph::{UpdateState, WeightState, members};
 use crate::optimizers::Optimizer;
 use crate::saving::{TrainingState, Variable};
 use crate::schedules::LearningRate;
+use phalanx_exec::StateId;
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{ParamId, Tensor};
 use std::ops::Range;
@@ -138,25 +139,25 @@ impl OptimizerVariables<'_> {
         })
     }
 
-    /// Restores the variables of a file that follow iteration and learning rate.
-    pub(super) fn set_whole_weight_state(
+    /// The parameters that the variables of a file after iteration and learning rate are.
+    pub(super) fn whole_weight_values<'t>(
         &self,
         update: &UpdateState,
-        found: &[&Tensor],
-    ) -> Result<()> {
+        found: &[&'t Tensor],
+    ) -> Result<Vec<(StateId, &'t Tensor)>> {
         let order = match self.objective.optimizer.file_order() {
             order if order.is_empty() => vec![0],
             order => order,
         };
         let (entries, _) = self.entries(update, &self.trainable_weights(), &order);
         check(entries.iter().map(Entry::dims).collect(), found)?;
-        let mut executor = lock(self.executor);
-        for (entry, tensor) in entries.iter().zip(found) {
-            if let Entry::Param { param, .. } | Entry::Accumulated { param, .. } = entry {
-                executor.set_param(*param, tensor.f32().unwrap_or_default())?;
+        let value = |(entry, tensor): (&Entry, &&'t Tensor)| match entry {
+            Entry::Param { param, .. } | Entry::Accumulated { param, .. } => {
+                Some((StateId::Param(*param), *tensor))
             }
-        }
-        Ok(())
+            Entry::Scalar { .. } => None,
+        };
+        Ok(entries.iter().zip(found).filter_map(value).collect())
     }
 }
 
