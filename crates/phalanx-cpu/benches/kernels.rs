@@ -14,7 +14,7 @@ use phalanx_cpu::kernels::elementwise::TapePlan;
 use phalanx_cpu::kernels::layout::{Dst, Src};
 use phalanx_cpu::kernels::matmul::{self, Pointers, Product};
 use phalanx_cpu::kernels::matrix::{Epilogue, MatrixMut, MatrixRef};
-use phalanx_cpu::kernels::norm::{self, BatchNorm, NormPass};
+use phalanx_cpu::kernels::norm::{self, BatchNorm, NormPass, ReducedSums};
 use phalanx_cpu::kernels::pool::{self, Windows};
 use phalanx_cpu::kernels::reduce::{self, Reduction};
 use phalanx_cpu::kernels::softmax::{self, Logits};
@@ -218,9 +218,9 @@ fn batch_norm(c: &mut Criterion) {
         unsafe { norm::grad_sums(isa, &pass, dy, &mut sums, &mut wide, &mut scratch) };
     });
     memory_bound(&mut group, "grad_input", 3 * len, || {
-        let sums = (&sums[..], pixels as f64);
+        let reduced = ReducedSums { sums: &sums, count: pixels as f64 };
         // SAFETY: operands and result have this many pixels.
-        unsafe { norm::grad_input(isa, &pass, dy, sums, y, &mut scratch) };
+        unsafe { norm::grad_input(isa, &pass, dy, reduced, y, &mut scratch) };
     });
 }
 

@@ -354,33 +354,34 @@ fn axes(g: &ConvGeom, depth: usize, [height, width]: [usize; 2]) -> Vec<usize> {
     if g.is_flat() { vec![height, width] } else { vec![depth, height, width] }
 }
 
-/// A tensor with channels last, in the library's order of dimensions: `outer`, channels, spatial axes. Pixels are `ld`
+/// A tensor with channels last, in the library's order of dimensions: `outer`, channels, spatial axes. Pixels are `x.ld`
 /// elements apart.
 fn channels_last(
     id: i64,
-    (at, elem): (Ptr, Elem),
+    x: &Images,
     outer: usize,
     sizes: &[usize],
-    (channels, ld): (usize, usize),
+    channels: usize,
 ) -> Result<Desc> {
-    let mut strides = vec![ld; sizes.len()];
+    let mut strides = vec![x.ld; sizes.len()];
     for axis in (1..sizes.len()).rev() {
         strides[axis - 1] = strides[axis] * sizes[axis];
     }
     let all = strides[0] * sizes[0];
     let dims = [&[outer, channels], sizes].concat();
-    tensor(id, elem, at, &dims, &[&[all, 1], &strides[..]].concat())
+    tensor(id, x.elem, x.at, &dims, &[&[all, 1], &strides[..]].concat())
 }
 
 fn images(id: i64, conv: &Conv, x: &Images, sizes: &[usize], channels: usize) -> Result<Desc> {
-    channels_last(id, (x.at, x.elem), conv.rows, sizes, (channels, x.ld))
+    channels_last(id, x, conv.rows, sizes, channels)
 }
 
 fn filters(id: i64, conv: &Conv) -> Result<Desc> {
     let g = &conv.geom;
     let channels = g.input[2] / g.groups;
     let sizes = axes(g, g.depth.kernel, g.kernel);
-    channels_last(id, conv.w, g.output[2], &sizes, (channels, channels))
+    let (at, elem) = conv.w;
+    channels_last(id, &Images { at, elem, ld: channels }, g.output[2], &sizes, channels)
 }
 
 fn convolution(conv: &Conv) -> Result<Desc> {

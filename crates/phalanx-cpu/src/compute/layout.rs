@@ -23,20 +23,20 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
                 let len = dims(*part)[*axis];
                 let (from, to) = (ctx.src(*part), ctx.dst(y));
                 // SAFETY: see above.
-                unsafe { layout::concat_part(rows, dims(y), *axis, (start, len), from, to) };
+                unsafe { layout::concat_part(rows, dims(y), *axis, start..start + len, from, to) };
                 start += len;
             }
         }
         // SAFETY: see above.
         Op::Slice { axis, start, len } => unsafe {
-            let part = (*start, *len);
+            let part = *start..*start + *len;
             layout::slice(rows, dims(x[0]), *axis, part, ctx.src(x[0]), ctx.dst(y));
         },
         Op::Parts(PartsOp::Slice { axis, parts }) => {
             let len = dims(x[0])[*axis] / parts;
             // SAFETY: see above.
             unsafe {
-                let part = (ctx.part * len, len);
+                let part = ctx.part * len..(ctx.part + 1) * len;
                 layout::slice(rows, dims(x[0]), *axis, part, ctx.src(x[0]), ctx.dst(y));
             }
         }

@@ -2,7 +2,7 @@
 
 use super::doubles;
 use crate::kernels::layer_norm::{self, LayerNorm};
-use crate::kernels::norm::{self, BatchNorm, NormPass};
+use crate::kernels::norm::{self, BatchNorm, NormPass, ReducedSums};
 use crate::worker::WorkerCtx;
 use phalanx_graph::Op;
 use phalanx_graph::ops::{BatchNormAttrs, LayerNormAttrs};
@@ -46,8 +46,8 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
             let pass = NormPass { norm, pixels: ctx.pixels(y), x: ctx.src(x[1]) };
             let positions = ctx.value(y).ty.len() / ctx.value(y).ty.last();
             let count = (ctx.scope_rows(a.scope) * positions) as f64;
-            let sums = (ctx.slice(x[5]), count);
-            norm::grad_input(isa, &pass, ctx.src(x[0]), sums, ctx.dst(y), ctx.scratch());
+            let reduced = ReducedSums { sums: ctx.slice(x[5]), count };
+            norm::grad_input(isa, &pass, ctx.src(x[0]), reduced, ctx.dst(y), ctx.scratch());
         },
         // SAFETY: see above.
         Op::LayerNorm(a) => unsafe {

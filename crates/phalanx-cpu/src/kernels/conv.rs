@@ -31,7 +31,7 @@ use self::grid::Grid;
 use super::layout::{Dst, Src};
 use super::matrix::{Epilogue, MatrixMut, MatrixRef};
 use super::tile::{
-    Arena, BLOCK_ROWS, Block, Weights, pack_columns, pack_rows, part, reads_in_place,
+    Arena, BLOCK_ROWS, Block, PanelRows, Weights, pack_columns, pack_rows, part, reads_in_place,
 };
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 
@@ -323,7 +323,8 @@ impl Kernel for GradInput<'_> {
                     // SAFETY: the kernel's length was checked; `packed` holds all taps.
                     unsafe {
                         let w = self.w.as_ptr().wrapping_add(first);
-                        pack_columns::<S>(w, filters, cout, cin, packed, (tap * cout, depth));
+                        let rows = PanelRows { panels: packed, first: tap * cout, depth };
+                        pack_columns::<S>(w, filters, cout, cin, rows);
                     }
                 }
                 // SAFETY: lengths were checked, offsets select the channels of the group.

@@ -10,7 +10,8 @@
 
 use super::matrix::{Epilogue, MatrixMut, MatrixRef};
 use super::tile::{
-    Arena, BLOCK_ROWS, Block, Outer, Panels, Weights, pack_columns, pack_rows, part, reads_in_place,
+    Arena, BLOCK_ROWS, Block, Outer, PanelRows, Panels, Weights, pack_columns, pack_rows, part,
+    reads_in_place,
 };
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 use phalanx_graph::MAX_ELEMENTS;
@@ -157,7 +158,7 @@ impl Kernel for Gemm<'_> {
         // SAFETY: sizes were checked, and `packed` holds the padded weights.
         let weights = unsafe {
             if self.transposed {
-                pack_columns::<S>(w.ptr, w.ld, k, n, packed, (0, k));
+                pack_columns::<S>(w.ptr, w.ld, k, n, PanelRows::all(packed, k));
                 Weights::Packed(packed)
             } else if reads_in_place::<S>(n, m) {
                 Weights::Rows(w.ptr, w.ld)

@@ -4,6 +4,7 @@
 use super::math::{load, store};
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use phalanx_graph::MAX_RANK;
+use std::ops::Range;
 
 /// A readable value whose pixels (all but the last axis, flattened) start `ld` floats apart.
 #[derive(Clone, Copy, Debug)]
@@ -141,16 +142,22 @@ impl Kernel for Transpose {
     }
 }
 
-/// The stride of every axis, and the stride between rows.
-fn strides(dims: &[usize], ld: usize) -> ([usize; MAX_RANK], usize) {
+/// Numbers between neighbours of a value.
+#[derive(Clone, Copy)]
+struct Strides {
+    axes: [usize; MAX_RANK],
+    rows: usize,
+}
+
+fn strides(dims: &[usize], ld: usize) -> Strides {
     assert!(dims.len() <= MAX_RANK, "a value has at most {MAX_RANK} axes");
-    let mut strides = [1; MAX_RANK];
+    let mut axes = [1; MAX_RANK];
     let mut next = ld;
     for i in (0..dims.len().saturating_sub(1)).rev() {
-        strides[i] = next;
+        axes[i] = next;
         next *= dims[i];
     }
-    (strides, next)
+    Strides { axes, rows: next }
 }
 
 /// Axis `i` of `y` is axis `perm[i]` of `x`, which has `dims`.
@@ -159,15 +166,15 @@ fn strides(dims: &[usize], ld: usize) -> ([usize; MAX_RANK], usize) {
 /// `x` and `y` are valid for `rows` rows and do not overlap.
 pub unsafe fn transpose(isa: Isa, rows: usize, dims: &[usize], perm: &[usize], x: Src, y: Dst) {
     let mut out = [0; MAX_RANK];
-    let (from, from_row) = strides(dims, x.ld);
+    let from = strides(dims, x.ld);
     for (d, p) in out.iter_mut().zip(perm) {
         *d = dims[*p];
     }
-    let (to, to_row) = strides(&out[..perm.len()], y.ld);
+    let to = strides(&out[..perm.len()], y.ld);
     let mut copy = Copy::new();
-    copy.push(rows, from_row, to_row);
+    copy.push(rows, from.rows, to.rows);
     for (i, p) in perm.iter().enumerate() {
-        copy.push(dims[*p], from[*p], to[i]);
+        copy.push(dims[*p], from.axes[*p], to.axes[i]);
     }
     // SAFETY: the caller's contract.
     unsafe { copy.run(isa, x.ptr, y.ptr) }
@@ -177,15 +184,14 @@ pub unsafe fn transpose(isa: Isa, rows: usize, dims: &[usize], perm: &[usize], x
 unsafe fn copy_block(
     rows: usize,
     dims: &[usize],
-    (from, from_row): ([usize; MAX_RANK], usize),
-    (to, to_row): ([usize; MAX_RANK], usize),
+    [from, to]: [Strides; 2],
     x: *const f32,
     y: *mut f32,
 ) {
     let mut copy = Copy::new();
-    copy.push(rows, from_row, to_row);
+    copy.push(rows, from.rows, to.rows);
     for (i, d) in dims.iter().enumerate() {
-        copy.push(*d, from[i], to[i]);
+        copy.push(*d, from.axes[i], to.axes[i]);
     }
     // SAFETY: the caller's contract. No axes change places, so the instruction set does not matter.
     unsafe { copy.run(Isa::PORTABLE, x, y) }
@@ -198,30 +204,22 @@ fn with_axis(dims: &[usize], axis: usize, len: usize) -> [usize; MAX_RANK] {
     out
 }
 
-/// `y = x[.., start..start + len, ..]` along `axis`, where `x` has `dims`.
+/// `y = x[.., part, ..]` along `axis`, where `x` has `dims`.
 ///
 /// # Safety
 /// `x` and `y` are valid for `rows` rows and do not overlap.
-pub unsafe fn slice(
-    rows: usize,
-    dims: &[usize],
-    axis: usize,
-    (start, len): (usize, usize),
-    x: Src,
-    y: Dst,
-) {
-    let part = with_axis(dims, axis, len);
-    let part = &part[..dims.len()];
+pub unsafe fn slice(rows: usize, dims: &[usize], axis: usize, part: Range<usize>, x: Src, y: Dst) {
+    let block = with_axis(dims, axis, part.len());
+    let block = &block[..dims.len()];
     let from = strides(dims, x.ld);
     // SAFETY: the caller's contract.
     unsafe {
-        let x = x.ptr.add(start * from.0[axis]);
-        copy_block(rows, part, from, strides(part, y.ld), x, y.ptr);
+        let x = x.ptr.add(part.start * from.axes[axis]);
+        copy_block(rows, block, [from, strides(block, y.ld)], x, y.ptr);
     }
 }
 
-/// Copies one operand of a concatenation: `y[.., start..start + len, ..] = x` along
-/// `axis`, where `y` has `dims`.
+/// Copies one operand of a concatenation: `y[.., part, ..] = x` along `axis`, where `y` has `dims`.
 ///
 /// # Safety
 /// `x` and `y` are valid for `rows` rows and do not overlap.
@@ -229,17 +227,17 @@ pub unsafe fn concat_part(
     rows: usize,
     dims: &[usize],
     axis: usize,
-    (start, len): (usize, usize),
+    part: Range<usize>,
     x: Src,
     y: Dst,
 ) {
-    let part = with_axis(dims, axis, len);
-    let part = &part[..dims.len()];
+    let block = with_axis(dims, axis, part.len());
+    let block = &block[..dims.len()];
     let to = strides(dims, y.ld);
     // SAFETY: the caller's contract.
     unsafe {
-        let y = y.ptr.add(start * to.0[axis]);
-        copy_block(rows, part, strides(part, x.ld), to, x.ptr, y);
+        let y = y.ptr.add(part.start * to.axes[axis]);
+        copy_block(rows, block, [strides(block, x.ld), to], x.ptr, y);
     }
 }
 
@@ -256,11 +254,11 @@ pub unsafe fn pad(rows: usize, dims: &[usize], before: &[usize], after: &[usize]
     let width = out.last().copied().unwrap_or(1);
     let pixels = rows * out.iter().rev().skip(1).product::<usize>();
     let to = strides(out, y.ld);
-    let start: usize = before.iter().zip(&to.0).map(|(b, s)| b * s).sum();
+    let start: usize = before.iter().zip(&to.axes).map(|(b, s)| b * s).sum();
     // SAFETY: the caller's contract.
     unsafe {
         zero(pixels, width, y);
-        copy_block(rows, dims, strides(dims, x.ld), to, x.ptr, y.ptr.add(start));
+        copy_block(rows, dims, [strides(dims, x.ld), to], x.ptr, y.ptr.add(start));
     }
 }
 
@@ -582,9 +580,9 @@ mod tests {
                     // SAFETY: all hold two rows.
                     unsafe {
                         let to = dst(&mut y, part[2] + 1);
-                        slice(2, &dims, axis, (start, len), src(&wide, 5 + gap), to);
+                        slice(2, &dims, axis, start..start + len, src(&wide, 5 + gap), to);
                         let to = dst(&mut joined, 5 + gap);
-                        concat_part(2, &dims, axis, (start, len), src(&y, part[2] + 1), to);
+                        concat_part(2, &dims, axis, start..start + len, src(&y, part[2] + 1), to);
                     }
                     let y = unspread(&y, part[2], part[2] + 1);
                     for (i, at) in positions(&[2, part[0], part[1], part[2]]).iter().enumerate() {
@@ -674,7 +672,7 @@ mod tests {
         // SAFETY: there are no elements.
         unsafe {
             transpose(Isa::PORTABLE, 0, &[3, 4], &[1, 0], x, y);
-            slice(0, &[3, 4], 0, (1, 2), Src { ptr: std::ptr::dangling(), ld: 4 }, y);
+            slice(0, &[3, 4], 0, 1..3, Src { ptr: std::ptr::dangling(), ld: 4 }, y);
             pad(0, &[3, 4], &[0, 0], &[0, 0], x, y);
         }
     }

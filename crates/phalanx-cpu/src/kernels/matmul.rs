@@ -7,7 +7,7 @@
 use super::layout::Copy;
 use super::matrix::Epilogue;
 use super::tile::{
-    Arena, BLOCK_ROWS, Block, Weights, pack_columns, pack_rows, part, reads_in_place,
+    Arena, BLOCK_ROWS, Block, PanelRows, Weights, pack_columns, pack_rows, part, reads_in_place,
 };
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use phalanx_graph::ops::matmul::{Axis, ProductAxes, offsets};
@@ -249,7 +249,13 @@ impl Columns<'_, '_> {
                 }
                 pack_rows::<S>(p.right, p.right_step, p.depth, p.cols, packed);
             } else if p.right_step == 1 || p.depth <= 1 {
-                pack_columns::<S>(p.right, p.col_step, p.depth, p.cols, packed, (0, p.depth));
+                pack_columns::<S>(
+                    p.right,
+                    p.col_step,
+                    p.depth,
+                    p.cols,
+                    PanelRows::all(packed, p.depth),
+                );
             } else {
                 let mut copy = Copy::new();
                 copy.push(p.depth, p.right_step, p.cols);

@@ -412,7 +412,16 @@ impl<const RELU: bool> Terms for GradSums<RELU> {
     }
 }
 
-/// `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)` with reduced `sums` over `count` numbers.
+/// The sums of [`grad_sums`], reduced over all numbers of a channel.
+#[derive(Clone, Copy)]
+pub struct ReducedSums<'a> {
+    /// `Σdy` and `Σdy·(x - mean)` of every channel.
+    pub sums: &'a [f32],
+    /// The numbers of a channel.
+    pub count: f64,
+}
+
+/// `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)` with sums over `N` numbers.
 /// `scratch` holds `4c` floats.
 ///
 /// # Safety
@@ -422,11 +431,12 @@ pub unsafe fn grad_input(
     isa: Isa,
     pass: &NormPass<'_>,
     dy: Src,
-    (sums, count): (&[f32], f64),
+    reduced: ReducedSums<'_>,
     dx: Dst,
     scratch: &mut [f32],
 ) {
     let NormPass { norm, pixels, x } = *pass;
+    let ReducedSums { sums, count } = reduced;
     let c = norm.channels();
     let (scale, rest) = scratch[..4 * c].split_at_mut(c);
     let (shift, rest) = rest.split_at_mut(c);
@@ -527,7 +537,7 @@ mod tests {
             normalize(isa, &pass, to, &mut scratch);
             grad_sums(isa, &pass, src(&sdy), &mut sums, &mut wide, &mut scratch);
             let to = Dst { ptr: dx.as_mut_ptr(), ld };
-            let reduced = (&sums[..], count);
+            let reduced = ReducedSums { sums: &sums, count };
             grad_input(isa, &pass, src(&sdy), reduced, to, &mut scratch);
             norm
         };

@@ -9,7 +9,7 @@
 use super::layout::Src;
 use super::math;
 use super::matrix::Epilogue;
-use super::tile::{Arena, Block, Weights, pack_columns, pack_rows};
+use super::tile::{Arena, Block, PanelRows, Weights, pack_columns, pack_rows};
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 use phalanx_graph::MAX_ELEMENTS;
 use phalanx_graph::ops::recurrent::SAVED_PER_UNIT;
@@ -352,7 +352,15 @@ impl Kernel for BackwardKernel<'_> {
         let a = arena.pointers::<f32>(MAX_GATES * ROWS);
         let out = arena.pointers::<f32>(ROWS);
         // SAFETY: the kernel's size was checked, and `packed` holds its transpose.
-        unsafe { pack_columns::<S>(pass.kernel.as_ptr(), gates, gates, units, packed, (0, gates)) };
+        unsafe {
+            pack_columns::<S>(
+                pass.kernel.as_ptr(),
+                gates,
+                gates,
+                units,
+                PanelRows::all(packed, gates),
+            )
+        };
         for first in (0..rows).step_by(ROWS) {
             let count = ROWS.min(rows - first);
             // SAFETY: rows and steps exist; the scratch memory holds two vectors of each row.

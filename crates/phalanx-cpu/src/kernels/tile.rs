@@ -24,7 +24,7 @@ mod pack;
 use super::matrix::Epilogue;
 use crate::simd::{Kernel, MAX_LANES, Simd};
 
-pub(crate) use self::pack::{Arena, pack_columns, pack_rows};
+pub(crate) use self::pack::{Arena, PanelRows, pack_columns, pack_rows};
 
 /// Rows (pixels) that share one pass over the packed weights.
 pub(crate) const BLOCK_ROWS: usize = 192;

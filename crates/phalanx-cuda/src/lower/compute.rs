@@ -39,7 +39,7 @@ impl Lowering<'_> {
             }
             Op::Conv(geom, e) => self.conv(replica, label, geom, *e, x, y),
             Op::ConvGradInput(geom) => {
-                self.conv_pass(replica, label, Pass::GradInput, geom, (y, x[1], x[0]), y);
+                self.conv_pass(replica, label, Pass::GradInput, geom, x, y);
             }
             Op::ConvGradKernel(geom) => self.conv_grad_kernel(replica, label, geom, x, y),
             Op::Dot(e) => self.dot(replica, label, *e, x, y),

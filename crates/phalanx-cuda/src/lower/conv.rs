@@ -81,7 +81,7 @@ impl Lowering<'_> {
         x: &[ValueId],
         y: ValueId,
     ) {
-        self.conv_pass(replica, label.clone(), Pass::Forward, geom, (x[0], x[1], y), y);
+        self.conv_pass(replica, label.clone(), Pass::Forward, geom, x, y);
         let deferred = self.request.facts.deferred_bias.contains_key(&y);
         if e.relu || e.bias && !deferred {
             self.epilogue(replica, label, e, geom.output[2], x, y);
@@ -105,27 +105,29 @@ impl Lowering<'_> {
         self.launches(replica, label, launches, &reads, &[y]);
     }
 
-    /// One of a convolution's products over images; `(x, w, y)` as in the forward pass.
+    /// One of a convolution's products over images: from the input `x[0]` to `y`, or from the output's gradient `x[0]`
+    /// to the input's `y`. The filters are `x[1]`.
     pub(super) fn conv_pass(
         &mut self,
         replica: usize,
         label: String,
         pass: Pass,
         geom: &ConvGeom,
-        (x, w, y): (ValueId, ValueId, ValueId),
-        result: ValueId,
+        x: &[ValueId],
+        y: ValueId,
     ) {
-        let images = if result == y { x } else { y };
+        let (images, w) = (x[0], x[1]);
+        let [input, output] = if pass == Pass::Forward { [images, y] } else { [y, images] };
         let elem = self.operand(replica, images).elem;
         let packed = self.packed(replica, w, elem);
-        let task = self.conv_task(replica, pass, geom, x, (packed, elem), y);
+        let task = self.conv_task(replica, pass, geom, [input, output], (packed, elem));
         let bytes = self.operand(replica, w).len * elem.bytes();
         let mut work = WorkItem {
             instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
             reads: vec![self.operand(replica, images).span()],
-            writes: vec![self.operand(replica, result).span()],
+            writes: vec![self.operand(replica, y).span()],
         };
         work.reads.push(Span::whole(packed, bytes));
         self.push(work);
@@ -136,9 +138,8 @@ impl Lowering<'_> {
         replica: usize,
         pass: Pass,
         geom: &ConvGeom,
-        x: ValueId,
+        [x, y]: [ValueId; 2],
         w: (Ptr, Elem),
-        y: ValueId,
     ) -> Conv {
         let images = |o: Operand| Images { at: o.ptr, elem: o.elem, ld: o.ld };
         let (x, y) = (self.operand(replica, x), self.operand(replica, y));
@@ -157,7 +158,7 @@ impl Lowering<'_> {
         let dw = self.operand(replica, dw);
         let elem = self.operand(replica, x[0]).elem;
         let packed = self.scratch[replica].take(dw.len * elem.bytes());
-        let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, elem), x[1]);
+        let task = self.conv_task(replica, Pass::GradKernel, geom, [x[0], x[1]], (packed, elem));
         let work = WorkItem {
             instr: self.at,
             label,

@@ -9,16 +9,11 @@ use phalanx_graph::ops::Epilogue;
 use phalanx_graph::program::ValueId;
 
 impl Lowering<'_> {
-    /// A convolution with operands `(x, w, y)` as in the forward pass.
-    fn depthwise(
-        &mut self,
-        replica: usize,
-        geom: &ConvGeom,
-        (x, w, y): (ValueId, ValueId, ValueId),
-    ) -> Depthwise {
+    /// A convolution with input, filters and output as in the forward pass.
+    fn depthwise(&mut self, replica: usize, geom: &ConvGeom, values: [ValueId; 3]) -> Depthwise {
         let rows = self.request.replicas[replica].rows;
         let (cx, _) = self.cx(replica);
-        let [x, filters, y] = [x, w, y].map(|id| cx.operand(id));
+        let [x, filters, y] = values.map(|id| cx.operand(id));
         Depthwise { geom: *geom, rows, x, filters, y }
     }
 
@@ -33,7 +28,7 @@ impl Lowering<'_> {
     ) {
         let biased = e.bias && !self.request.facts.deferred_bias.contains_key(&y);
         let bias = biased.then(|| self.operand(replica, x[2]).ptr);
-        let launch = self.depthwise(replica, geom, (x[0], x[1], y)).forward(bias, e.relu);
+        let launch = self.depthwise(replica, geom, [x[0], x[1], y]).forward(bias, e.relu);
         let reads = if biased { x } else { &x[..2] };
         self.launches(replica, label, vec![launch], reads, &[y]);
     }
@@ -47,7 +42,7 @@ impl Lowering<'_> {
         x: &[ValueId],
         y: ValueId,
     ) {
-        let launch = self.depthwise(replica, geom, (y, x[1], x[0])).grad_input();
+        let launch = self.depthwise(replica, geom, [y, x[1], x[0]]).grad_input();
         self.launches(replica, label, vec![launch], x, &[y]);
     }
 
@@ -60,7 +55,7 @@ impl Lowering<'_> {
         x: &[ValueId],
         dw: ValueId,
     ) {
-        let conv = self.depthwise(replica, geom, (x[0], dw, x[1]));
+        let conv = self.depthwise(replica, geom, [x[0], dw, x[1]]);
         let (launches, to, sums) = conv.grad_filter(&mut self.scratch[replica]);
         let parts = sums.first().map_or(1, |s| s.rows);
         let work = WorkItem {

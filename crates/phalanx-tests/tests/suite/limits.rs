@@ -152,10 +152,21 @@ impl Measured<'_> {
         let lines = end.end().line - signature.span().start().line + 1;
         self.add(Limit::FunctionLines, &signature.ident, lines);
         if signature.abi.is_none() {
-            let typed = |input: &&syn::FnArg| matches!(input, syn::FnArg::Typed(_));
-            let parameters = signature.inputs.iter().filter(typed).count();
+            let names = |input: &syn::FnArg| match input {
+                syn::FnArg::Typed(typed) => names(&typed.pat),
+                syn::FnArg::Receiver(_) => 0,
+            };
+            let parameters = signature.inputs.iter().map(names).sum();
             self.add(Limit::Parameters, &signature.ident, parameters);
         }
+    }
+}
+
+/// The names of a parameter: a tuple has one for each of its elements.
+fn names(parameter: &syn::Pat) -> usize {
+    match parameter {
+        syn::Pat::Tuple(tuple) => tuple.elems.iter().map(names).sum(),
+        _ => 1,
     }
 }
 

@@ -205,8 +205,8 @@ pub(super) fn build(cx: &mut LayerContext<'_>, op: &OpClass, config: &Config) ->
     if is_cast_to_float(cx, op, config) {
         return floats(cx, op, config);
     }
-    let large = operands.largest >= EXACT_INTEGERS;
-    let large = large || rule == Rule::Products && operands.largest >= EXACT_FACTORS;
+    let large = operands.largest >= EXACT_INTEGERS
+        || rule == Rule::Products && operands.largest >= EXACT_FACTORS;
     if large && !matches!(rule, Rule::Truth | Rule::Moves | Rule::Bounded) {
         return Err(too_large(&owner, operands.largest));
     }
@@ -218,53 +218,65 @@ pub(super) fn build(cx: &mut LayerContext<'_>, op: &OpClass, config: &Config) ->
     for x in &operands.tensors {
         cx.lowering().check_integers(&owner, *x, EXACT_INTEGERS, false)?;
     }
-    check_result(cx, (op, config), (rule, large), &owner, &operands, outputs)
+    ResultCheck { op, config, rule, large, owner: &owner }.run(cx, &operands.tensors, outputs)
 }
 
-/// Checks the result of an op on integers.
-fn check_result(
-    cx: &mut LayerContext<'_>,
-    (op, config): (&OpClass, &Config),
-    (rule, large): (Rule, bool),
-    owner: &str,
-    operands: &Operands,
-    mut outputs: Outputs,
-) -> Result<Outputs> {
-    let limit = if rule == Rule::Power { EXACT_POWERS } else { EXACT_INTEGERS };
-    let factors = match rule {
-        Rule::Products => Some(EXACT_FACTORS),
-        Rule::Below(limit) => Some(limit),
-        _ => None,
-    };
-    for x in operands.tensors.iter().filter(|_| factors.is_some()) {
-        // A limit of its own: the operands are checked for other ops too.
-        let x = cx.graph().cast(*x, DType::F32)?;
-        cx.lowering().check_integers(owner, x, factors.unwrap_or(limit), false)?;
-    }
-    let mut checked = outputs.nodes().to_vec();
-    match rule {
-        Rule::Moves | Rule::Bounded if !large => checked.clear(),
-        Rule::Truth => checked.clear(),
-        Rule::Moves | Rule::Bounded | Rule::Grows | Rule::Explodes => {}
-        Rule::Sums | Rule::Products => {
-            let arguments = magnitudes(cx, op)?;
-            let sizes = call(&mut cx.with_arguments(&arguments), op, config)?;
-            checked = sizes.nodes().to_vec();
+/// Checks the results of an op on integers.
+struct ResultCheck<'a> {
+    op: &'a OpClass,
+    config: &'a Config,
+    rule: Rule,
+    /// Whether a number among the operands is large enough for an inexact result.
+    large: bool,
+    /// The layer, for messages.
+    owner: &'a str,
+}
+
+impl ResultCheck<'_> {
+    fn run(
+        self,
+        cx: &mut LayerContext<'_>,
+        operands: &[NodeId],
+        mut outputs: Outputs,
+    ) -> Result<Outputs> {
+        let ResultCheck { op, config, rule, large, owner } = self;
+        let limit = if rule == Rule::Power { EXACT_POWERS } else { EXACT_INTEGERS };
+        let factors = match rule {
+            Rule::Products => Some(EXACT_FACTORS),
+            Rule::Below(limit) => Some(limit),
+            _ => None,
+        };
+        for x in operands.iter().filter(|_| factors.is_some()) {
+            // A limit of its own: the operands are checked for other ops too.
+            let x = cx.graph().cast(*x, DType::F32)?;
+            cx.lowering().check_integers(owner, x, factors.unwrap_or(limit), false)?;
         }
-        Rule::Power => {
-            for node in &mut checked {
-                *node = cx.graph().unary(Unary::Round, *node)?;
+        let mut checked = outputs.nodes().to_vec();
+        match rule {
+            Rule::Moves | Rule::Bounded if !large => checked.clear(),
+            Rule::Truth => checked.clear(),
+            Rule::Moves | Rule::Bounded | Rule::Grows | Rule::Explodes => {}
+            Rule::Sums | Rule::Products => {
+                let arguments = magnitudes(cx, op)?;
+                let sizes = call(&mut cx.with_arguments(&arguments), op, config)?;
+                checked = sizes.nodes().to_vec();
             }
-            outputs = outputs.with_nodes(checked.clone());
+            Rule::Power => {
+                for node in &mut checked {
+                    *node = cx.graph().unary(Unary::Round, *node)?;
+                }
+                outputs = outputs.with_nodes(checked.clone());
+            }
+            Rule::Below(_) => checked.clear(),
         }
-        Rule::Below(_) => checked.clear(),
+        for x in checked {
+            let infinities =
+                matches!(rule, Rule::Explodes | Rule::Power | Rule::Sums | Rule::Products);
+            cx.lowering().check_integers(owner, x, limit, infinities)?;
+        }
+        mark(cx, &outputs);
+        Ok(outputs)
     }
-    for x in checked {
-        let infinities = matches!(rule, Rule::Explodes | Rule::Power | Rule::Sums | Rule::Products);
-        cx.lowering().check_integers(owner, x, limit, infinities)?;
-    }
-    mark(cx, &outputs);
-    Ok(outputs)
 }
 
 fn call(cx: &mut LayerContext<'_>, op: &OpClass, config: &Config) -> Result<Outputs> {

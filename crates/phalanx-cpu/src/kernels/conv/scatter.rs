@@ -12,7 +12,7 @@ use phalanx_graph::ConvGeom;
 use super::GradInput;
 use super::grid::Grid;
 use crate::kernels::matrix::Epilogue;
-use crate::kernels::tile::{Arena, BLOCK_ROWS, Block, Weights, pack_columns, part};
+use crate::kernels::tile::{Arena, BLOCK_ROWS, Block, PanelRows, Weights, pack_columns, part};
 use crate::simd::{MAX_LANES, Simd};
 
 /// Floats of scratch.
@@ -49,7 +49,7 @@ impl GradInput<'_> {
             // taps, and the tables hold a block.
             unsafe {
                 let w = self.w.as_ptr().wrapping_add(group * cout);
-                pack_columns::<S>(w, filters, cout, depth, packed, (0, cout));
+                pack_columns::<S>(w, filters, cout, depth, PanelRows::all(packed, cout));
                 for block in 0..blocks {
                     let (first, rows) = part(pixels, blocks, block);
                     for i in 0..rows {

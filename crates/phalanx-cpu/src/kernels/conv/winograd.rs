@@ -18,6 +18,7 @@ mod tiling;
 mod transform;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use phalanx_graph::ConvGeom;
 
@@ -26,7 +27,7 @@ use self::transform::{Map, Points};
 use super::Pass;
 use crate::kernels::layout::Src;
 use crate::kernels::matrix::{Epilogue, MatrixMut, MatrixRef};
-use crate::kernels::tile::{Arena, Block, Weights, pack_columns, pack_rows};
+use crate::kernels::tile::{Arena, Block, PanelRows, Weights, pack_columns, pack_rows};
 use crate::simd::{Kernel, MAX_LANES, Simd};
 
 pub(super) use self::grad_kernel::GradKernel;
@@ -84,10 +85,10 @@ impl Plan {
         Plan { points, k, cols, groups, width, tiles }
     }
 
-    /// First column and number of columns of a group.
-    fn group(&self, group: usize) -> (usize, usize) {
+    /// The columns of a group.
+    fn group(&self, group: usize) -> Range<usize> {
         let first = (group * self.width).min(self.cols);
-        (first, self.width.min(self.cols - first))
+        first..self.cols.min(first + self.width)
     }
 
     /// Floats from one channel row of transformed inputs to the next.
@@ -188,20 +189,20 @@ impl<P: Points> Kernel for Product<'_, P> {
         let buffers = Buffers::new(&plan, std::mem::take(&mut self.scratch));
         let total = self.rows * tiling.per_image();
         for group in 0..plan.groups {
-            let (col, cols) = plan.group(group);
-            if cols == 0 || total == 0 {
+            let columns = plan.group(group);
+            if columns.is_empty() || total == 0 {
                 continue;
             }
             // SAFETY: lengths were checked; tiles and columns lie inside the tensors, and scratch was
             // sized by the same plan.
             unsafe {
-                self.weights::<S>(&plan, &buffers, col, cols);
+                self.weights::<S>(&plan, &buffers, columns.clone());
                 for first in (0..total).step_by(plan.tiles) {
-                    let count = plan.tiles.min(total - first);
+                    let tiles = first..total.min(first + plan.tiles);
                     let (src, zeros, to) = (self.src.src(), buffers.zeros, buffers.inputs);
-                    inputs::<S, P>(&plan, &tiling, (first, count), src, zeros, to);
-                    multiply::<S>(&plan, &buffers, count, cols);
-                    self.results::<S>(&plan, &tiling, &buffers, (first, count), (col, cols));
+                    inputs::<S, P>(&plan, &tiling, tiles.clone(), src, zeros, to);
+                    multiply::<S>(&plan, &buffers, tiles.len(), columns.len());
+                    self.results::<S>(&plan, &tiling, &buffers, tiles, columns.clone());
                 }
             }
         }
@@ -211,7 +212,8 @@ impl<P: Points> Kernel for Product<'_, P> {
 impl<P: Points> Product<'_, P> {
     /// Packs and transforms the weights of some columns.
     #[inline(always)]
-    unsafe fn weights<S: Simd>(&self, plan: &Plan, buffers: &Buffers, col: usize, cols: usize) {
+    unsafe fn weights<S: Simd>(&self, plan: &Plan, buffers: &Buffers, columns: Range<usize>) {
+        let (col, cols) = (columns.start, columns.len());
         let [cin, filters] = [self.geom.input[2], self.geom.output[2]];
         let size = plan.k * cols.next_multiple_of(S::LANES);
         // SAFETY: the caller's contract.
@@ -220,7 +222,7 @@ impl<P: Points> Product<'_, P> {
                 let to = buffers.raw.add(tap * size);
                 if self.pass == Pass::GradInput {
                     let w = self.w.as_ptr().add(((8 - tap) * cin + col) * filters);
-                    pack_columns::<S>(w, filters, plan.k, cols, to, (0, plan.k));
+                    pack_columns::<S>(w, filters, plan.k, cols, PanelRows::all(to, plan.k));
                 } else {
                     let w = self.w.as_ptr().add(tap * cin * filters + col);
                     pack_rows::<S>(w, filters, plan.k, cols, to);
@@ -239,17 +241,17 @@ impl<P: Points> Product<'_, P> {
         plan: &Plan,
         tiling: &Tiling,
         buffers: &Buffers,
-        (first, count): (usize, usize),
-        (col, cols): (usize, usize),
+        tiles: Range<usize>,
+        columns: Range<usize>,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
             let dst = self.dst.dst();
-            let epilogue = self.epilogue.skip_columns(col);
-            for i in 0..count {
+            let epilogue = self.epilogue.skip_columns(columns.start);
+            for (i, tile) in tiles.enumerate() {
                 let from = planes(P::N, buffers.results.add(i * plan.width), plan.results());
-                let to = tiling.targets(first + i, dst.ptr.add(col), dst.ld, buffers.sink);
-                let mut map = Map::<P::Output>::plain(&from, &to, cols);
+                let to = tiling.targets(tile, dst.ptr.add(columns.start), dst.ld, buffers.sink);
+                let mut map = Map::<P::Output>::plain(&from, &to, columns.len());
                 map.epilogue = epilogue;
                 S::enter(map);
             }
@@ -257,20 +259,20 @@ impl<P: Points> Product<'_, P> {
     }
 }
 
-/// Transforms the inputs of `count` tiles from `first` on.
+/// Transforms the inputs of some tiles.
 #[inline(always)]
 unsafe fn inputs<S: Simd, P: Points>(
     plan: &Plan,
     tiling: &Tiling,
-    (first, count): (usize, usize),
+    tiles: Range<usize>,
     src: Src,
     zeros: *mut f32,
     to: *mut f32,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        for i in 0..count {
-            let from = tiling.sources(first + i, src.ptr, src.ld, zeros);
+        for (i, tile) in tiles.enumerate() {
+            let from = tiling.sources(tile, src.ptr, src.ld, zeros);
             let to = planes(P::N, to.add(i * plan.k_step()), plan.inputs());
             let map = Map::<P::Input>::plain(&from, &to, plan.k);
             S::enter(Map { ahead: P::M * src.ld, ..map });

@@ -38,20 +38,36 @@ pub(crate) unsafe fn pack_rows<S: Simd>(
     }
 }
 
-/// Packs the transpose of `w[cols, k]` (rows `ld` apart) as rows `row..row + k` of panels that are
-/// `depth` rows deep.
+/// Rows of panels.
+pub(crate) struct PanelRows {
+    /// The panels.
+    pub panels: *mut f32,
+    /// The first of the rows.
+    pub first: usize,
+    /// Number of rows of the panels.
+    pub depth: usize,
+}
+
+impl PanelRows {
+    /// All rows of panels.
+    pub(crate) fn all(panels: *mut f32, depth: usize) -> PanelRows {
+        PanelRows { panels, first: 0, depth }
+    }
+}
+
+/// Packs the transpose of `w[cols, k]` (rows `ld` apart) as `k` rows of panels.
 ///
 /// # Safety
-/// `dst` holds `depth` times `cols` rounded up to whole vectors; `w` is valid for `cols` rows.
+/// The panels hold `depth` times `cols` rounded up to whole vectors; `w` is valid for `cols` rows.
 #[inline(always)]
 pub(crate) unsafe fn pack_columns<S: Simd>(
     w: *const f32,
     ld: usize,
     k: usize,
     cols: usize,
-    dst: *mut f32,
-    (row, depth): (usize, usize),
+    to: PanelRows,
 ) {
+    let PanelRows { panels, first: row, depth } = to;
     for panel in Panels::new::<S>(cols) {
         let width = panel.nv * S::LANES;
         for v in 0..panel.nv {
@@ -60,7 +76,7 @@ pub(crate) unsafe fn pack_columns<S: Simd>(
             // SAFETY: the caller's contract.
             unsafe {
                 let from = w.add((panel.col + first) * ld);
-                let to = dst.add(depth * panel.col + row * width + first);
+                let to = panels.add(depth * panel.col + row * width + first);
                 let whole = if n == S::LANES { k / S::LANES * S::LANES } else { 0 };
                 for i in (0..whole).step_by(S::LANES) {
                     S::transpose(from.add(i), ld, to.add(i * width), width);

@@ -42,10 +42,11 @@ impl<P: Points> Kernel for GradKernel<'_, P> {
         let filters = plan.cols;
         let (x, dy) = (self.x.src(), self.dy.src());
         for group in 0..plan.groups {
-            let (col, cols) = plan.group(group);
-            if cols == 0 {
+            let columns = plan.group(group);
+            if columns.is_empty() {
                 continue;
             }
+            let (col, cols) = (columns.start, columns.len());
             sums.fill(0.0);
             let sums = sums.as_mut_ptr();
             // SAFETY: lengths were checked; tiles and columns lie inside the tensors, and scratch was
@@ -53,7 +54,7 @@ impl<P: Points> Kernel for GradKernel<'_, P> {
             unsafe {
                 for first in (0..total).step_by(plan.tiles) {
                     let count = plan.tiles.min(total - first);
-                    inputs::<S, P>(&plan, &tiling, (first, count), x, zeros, room);
+                    inputs::<S, P>(&plan, &tiling, first..first + count, x, zeros, room);
                     for i in 0..count {
                         let from = dy.ptr.add(col).cast_mut();
                         let from = tiling.targets(first + i, from, dy.ld, zeros);
