@@ -315,8 +315,9 @@ fn softmax(c: &mut Criterion) {
     let (mut x, mut y) = (Buffer::new(rows * classes), Buffer::new(rows * classes));
     let (mut loss, dy) = (vec![0.0; rows], vec![1.0; rows]);
     let labels: Vec<i32> = (0..rows).map(|row| (row * 7 % classes) as i32).collect();
-    let logits = Logits { ptr: x.get().as_ptr(), rows, classes };
-    let y = y.get().as_mut_ptr();
+    let logits = Logits { ptr: x.get().as_ptr(), rows, classes, ld: classes };
+    let dx = y.dst(classes);
+    let y = dx.ptr;
     let mut group = c.benchmark_group("softmax 1024x1000");
     memory_bound(&mut group, "softmax", 2 * rows * classes, || {
         // SAFETY: both hold the rows.
@@ -329,7 +330,11 @@ fn softmax(c: &mut Criterion) {
     });
     memory_bound(&mut group, "sparse_xent_grad", 2 * rows * classes, || {
         // SAFETY: all operands hold the rows.
-        unsafe { softmax::sparse_xent_grad(isa, logits, labels.as_ptr(), dy.as_ptr(), y) };
+        unsafe { softmax::sparse_xent_grad(isa, logits, labels.as_ptr(), dy.as_ptr(), dx) };
+    });
+    memory_bound(&mut group, "softmax_grad", 2 * rows * classes, || {
+        // SAFETY: operand and result hold the rows; the result may be the operand.
+        unsafe { softmax::softmax_grad(isa, logits, y, y) };
     });
 }
 

@@ -23,6 +23,9 @@ use std::sync::OnceLock;
 /// (`Options::reuse_delay`).
 const REUSE_DELAY: usize = 16;
 
+/// Rows of 16-bit floats then begin at multiples of 16 bytes, as tensor cores need them (`Options::row_alignment`).
+const ROW_ALIGNMENT: usize = 8;
+
 /// The NVIDIA GPUs of this machine, or emulated ones.
 #[derive(Clone, Default)]
 pub struct CudaBackend {
@@ -73,7 +76,13 @@ impl Backend for CudaBackend {
 
     fn options(&self, mesh: Mesh, policy: Policy, max_batch: usize) -> Options {
         let split_rules = SplitRules::NONE;
-        Options { policy, reuse_delay: REUSE_DELAY, split_rules, ..Options::new(mesh, max_batch) }
+        Options {
+            policy,
+            reuse_delay: REUSE_DELAY,
+            split_rules,
+            row_alignment: ROW_ALIGNMENT,
+            ..Options::new(mesh, max_batch)
+        }
     }
 
     fn memory_plan(&self, program: &Program, accumulates: bool) -> MemoryPlan {

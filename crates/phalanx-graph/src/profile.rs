@@ -213,9 +213,11 @@ impl Program {
                 let steps = steps - usize::from(a.initial && matches!(op, Op::RecurrentGrad(..)));
                 2.0 * (steps * kernel * rows) as f64
             }
-            Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
-                4.0 * self.elements(x[0], rows)
-            }
+            Op::Softmax
+            | Op::SoftmaxGrad
+            | Op::LogSoftmax
+            | Op::SparseXent
+            | Op::SparseXentGrad => 4.0 * self.elements(x[0], rows),
             Op::Reduce { .. }
             | Op::SumRows
             | Op::GatherGrad { .. }

@@ -213,6 +213,28 @@ fn nodes_with_other_users_are_not_fused() {
 }
 
 #[test]
+fn cheap_results_of_elementwise_users_are_computed_again() {
+    let mut g = Graph::new();
+    let (x, dy) = (rows(&mut g, &[3]), rows(&mut g, &[3]));
+    let half = g.scale(x, 0.5).unwrap();
+    let (one, two) = (g.unary(Unary::Tanh, half).unwrap(), g.mul(half, dy).unwrap());
+    let step = fuse_elementwise(fetching(g, &[one, two]));
+    assert_eq!(names(&step), ["feed", "feed", "fused", "fused"], "{step}");
+    // A sum of two values would be read twice instead of once, and a tangent takes longer than reading it.
+    for expensive in [false, true] {
+        let mut g = Graph::new();
+        let (x, dy) = (rows(&mut g, &[3]), rows(&mut g, &[3]));
+        let stored = if expensive { g.unary(Unary::Tanh, x) } else { g.add(x, dy) }.unwrap();
+        let (one, two) = (g.neg(stored).unwrap(), g.mul(stored, x).unwrap());
+        let step = fuse_elementwise(fetching(g, &[one, two]));
+        assert_eq!(
+            names(&step),
+            ["feed", "feed", "fused", "fused", "fused"][usize::from(expensive)..]
+        );
+    }
+}
+
+#[test]
 fn nodes_of_different_shapes_are_not_fused() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[2, 3]);

@@ -51,7 +51,7 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
         // SAFETY: see above.
         Op::ArgMax => unsafe {
             let n = ctx.value(x[0]).ty.last();
-            index::arg_max(ctx.elements(y), n, ctx.f32(x[0]), ctx.i32(y));
+            index::arg_max(ctx.elements(y), n, ctx.src(x[0]), ctx.i32(y));
         },
         // SAFETY: see above.
         Op::InTopK { k } => unsafe {

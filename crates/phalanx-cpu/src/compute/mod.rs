@@ -154,7 +154,7 @@ pub(crate) fn compute(ctx: &WorkerCtx<'_>, at: usize, op: &Op, x: &[ValueId], y:
             conv::compute(ctx, op, x, y)
         }
         Op::Pool(..) | Op::PoolGrad(..) => pool::compute(ctx, op, x, y),
-        Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
+        Op::Softmax | Op::SoftmaxGrad | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
             softmax::compute(ctx, op, x, y)
         }
         Op::Gather

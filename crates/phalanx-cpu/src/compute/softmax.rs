@@ -10,10 +10,15 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
     let isa = ctx.run.isa;
     // The loss has one number per vector of logits, the other results one vector.
     let rows = if *op == Op::SparseXent { ctx.elements(y) } else { ctx.pixels(y) };
-    let logits = Logits { ptr: ctx.f32(x[0]), rows, classes: ctx.value(x[0]).ty.last() };
+    let ld = ctx.value(x[0]).ld;
+    let logits = Logits { ptr: ctx.f32(x[0]), rows, classes: ctx.value(x[0]).ty.last(), ld };
     match op {
         // SAFETY: see above.
         Op::Softmax => unsafe { softmax::softmax(isa, logits, ctx.f32(y)) },
+        // SAFETY: see above.
+        Op::SoftmaxGrad => unsafe {
+            softmax::softmax_grad(isa, logits, ctx.f32(x[1]), ctx.f32(y));
+        },
         // SAFETY: see above.
         Op::LogSoftmax => unsafe { softmax::log_softmax(isa, logits, ctx.f32(y)) },
         // SAFETY: see above.
@@ -23,7 +28,7 @@ pub(super) fn compute(ctx: &WorkerCtx<'_>, op: &Op, x: &[ValueId], y: ValueId) {
         // SAFETY: see above.
         Op::SparseXentGrad => unsafe {
             let (labels, dy) = (ctx.i32(x[1]), ctx.f32(x[2]));
-            softmax::sparse_xent_grad(isa, logits, labels, dy, ctx.f32(y));
+            softmax::sparse_xent_grad(isa, logits, labels, dy, ctx.dst(y));
         },
         _ => unreachable!("{} is of another family", op.name()),
     }

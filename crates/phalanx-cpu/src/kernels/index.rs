@@ -1,5 +1,6 @@
 //! Kernels with integer operands or results: embeddings, one-hot, arg-max and counting.
 
+use super::layout::Src;
 use super::math;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
@@ -104,12 +105,12 @@ pub unsafe fn one_hot(depth: usize, count: usize, index: *const i32, y: *mut f32
 /// first.
 ///
 /// # Safety
-/// `x` is valid for `rows * n` floats and `y` for `rows` numbers.
-pub unsafe fn arg_max(rows: usize, n: usize, x: *const f32, y: *mut i32) {
+/// `x` is valid for `rows` vectors and `y` for `rows` numbers.
+pub unsafe fn arg_max(rows: usize, n: usize, x: Src, y: *mut i32) {
     for r in 0..rows {
         // SAFETY: the row exists.
         unsafe {
-            let x = std::slice::from_raw_parts(x.add(r * n), n);
+            let x = std::slice::from_raw_parts(x.ptr.add(r * x.ld), n);
             let mut best = 0;
             for (i, v) in x.iter().enumerate() {
                 best = if *v > x[best] { i } else { best };
@@ -309,12 +310,14 @@ mod tests {
         unsafe {
             one_hot(3, 4, index.as_ptr(), y.as_mut_ptr());
             assert_eq!(y, [0., 0., 1., 0., 0., 0., 0., 0., 0., 1., 0., 0.]);
-            arg_max(4, 3, y.as_ptr(), back.as_mut_ptr());
+            arg_max(4, 3, Src { ptr: y.as_ptr(), ld: 3 }, back.as_mut_ptr());
         }
         assert_eq!(back, [2, 0, 0, 0]);
         let mut first = [9];
-        // SAFETY: one row of four.
-        unsafe { arg_max(1, 4, [1.0, f32::NAN, 7.0, 7.0].as_ptr(), first.as_mut_ptr()) };
+        let vector = [1.0, f32::NAN, 7.0, 7.0];
+        let x = Src { ptr: vector.as_ptr(), ld: 4 };
+        // SAFETY: one vector of four.
+        unsafe { arg_max(1, 4, x, first.as_mut_ptr()) };
         assert_eq!(first, [2]);
     }
 

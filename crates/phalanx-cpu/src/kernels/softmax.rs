@@ -1,12 +1,13 @@
 //! Softmax over the last axis, and the crossentropy fused with it.
 
+use super::layout::Dst;
 use super::math;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
 /// Vectors whose exponentials are summed in f32 before the sum moves to f64.
 const BLOCK: usize = 64;
 
-/// Vectors of numbers along the last axis, without gaps.
+/// Vectors of numbers along the last axis.
 #[derive(Clone, Copy, Debug)]
 pub struct Logits {
     /// The first number.
@@ -15,15 +16,26 @@ pub struct Logits {
     pub rows: usize,
     /// Numbers per vector.
     pub classes: usize,
+    /// Numbers from one vector to the next.
+    pub ld: usize,
 }
 
-/// `eˣ / Σ eˣ` for each vector.
+/// `eˣ / Σ eˣ` for each vector; `y` has no gaps.
 ///
 /// # Safety
 /// `x` and `y` are valid for all vectors; they may be the same, otherwise they do not overlap.
 pub unsafe fn softmax(isa: Isa, x: Logits, y: *mut f32) {
     // SAFETY: the caller's contract.
     unsafe { dispatch(isa, Rows { x, body: Softmax { y } }) };
+}
+
+/// `y · (dy - Σ dy·y)` for each vector of results `y`.
+///
+/// # Safety
+/// `y`, `dy` and `dx` are valid for all vectors; `dx` may be one of the others, otherwise they do not overlap.
+pub unsafe fn softmax_grad(isa: Isa, y: Logits, dy: *const f32, dx: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, SoftmaxGrad { y, dy, dx }) };
 }
 
 /// `x - log Σ eˣ` for each vector.
@@ -54,7 +66,7 @@ pub unsafe fn sparse_xent_grad(
     logits: Logits,
     labels: *const i32,
     dy: *const f32,
-    dx: *mut f32,
+    dx: Dst,
 ) {
     // SAFETY: the caller's contract.
     unsafe { dispatch(isa, Rows { x: logits, body: SparseXentGrad { labels, dy, dx } }) };
@@ -76,11 +88,11 @@ impl<B: PerRow> Kernel for Rows<B> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Logits { ptr, rows, classes } = self.x;
+        let Logits { ptr, rows, classes, ld } = self.x;
         for row in 0..rows {
             // SAFETY: the row exists.
             unsafe {
-                let x = ptr.add(row * classes);
+                let x = ptr.add(row * ld);
                 self.body.row::<S>(row, classes, x, largest::<S>(x, classes));
             }
         }
@@ -174,6 +186,57 @@ impl PerRow for Softmax {
     }
 }
 
+struct SoftmaxGrad {
+    y: Logits,
+    dy: *const f32,
+    dx: *mut f32,
+}
+
+impl Kernel for SoftmaxGrad {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Logits { ptr, rows, classes: n, ld } = self.y;
+        for row in 0..rows {
+            // SAFETY: the row exists in all.
+            unsafe {
+                let (y, dy, dx) = (ptr.add(row * ld), self.dy.add(row * n), self.dx.add(row * n));
+                let sum = S::splat(sum_of_products::<S>(n, y, dy) as f32);
+                let mut at = 0;
+                while at < n {
+                    let m = S::LANES.min(n - at);
+                    let centred = S::sub(S::load_partial(dy.add(at), m), sum);
+                    let y = S::load_partial(y.add(at), m);
+                    S::store_partial(dx.add(at), S::mul(y, centred), m);
+                    at += m;
+                }
+            }
+        }
+    }
+}
+
+/// `Σ x·y`
+#[inline(always)]
+unsafe fn sum_of_products<S: Simd>(n: usize, x: *const f32, y: *const f32) -> f64 {
+    let (mut total, mut at) = (0.0, 0);
+    while at < n {
+        let end = n.min(at + BLOCK * S::LANES);
+        // SAFETY: reads stay below `n`. Lanes that are not loaded are zero.
+        unsafe {
+            let mut sum = S::zero();
+            while at < end {
+                let m = S::LANES.min(end - at);
+                let (x, y) = (S::load_partial(x.add(at), m), S::load_partial(y.add(at), m));
+                sum = S::fmadd(x, y, sum);
+                at += m;
+            }
+            total += f64::from(S::sum(sum));
+        }
+    }
+    total
+}
+
 struct LogSoftmax {
     y: *mut f32,
 }
@@ -228,7 +291,7 @@ impl PerRow for SparseXent {
 struct SparseXentGrad {
     labels: *const i32,
     dy: *const f32,
-    dx: *mut f32,
+    dx: Dst,
 }
 
 impl PerRow for SparseXentGrad {
@@ -236,7 +299,7 @@ impl PerRow for SparseXentGrad {
     unsafe fn row<S: Simd>(&self, row: usize, n: usize, x: *const f32, top: f32) {
         // SAFETY: the row exists in all, and a class is below `n`.
         unsafe {
-            let (dx, dy) = (self.dx.add(row * n), *self.dy.add(row));
+            let (dx, dy) = (self.dx.ptr.add(row * self.dx.ld), *self.dy.add(row));
             let Some(label) = class(*self.labels.add(row), n) else {
                 return scale::<S>(n, x, f32::NAN, dx);
             };
@@ -251,7 +314,7 @@ impl PerRow for SparseXentGrad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::math::testing::{close, numbers};
+    use crate::kernels::math::testing::{close, numbers, spread, unspread};
 
     #[test]
     fn softmax_and_crossentropy() {
@@ -261,6 +324,7 @@ mod tests {
                 let labels: Vec<i32> = (0..rows).map(|r| (r * 7 % (n + 1)) as i32).collect();
                 let dy = numbers(rows, 2);
                 let (mut soft, mut log, mut loss, mut grad) = (vec![], vec![], vec![], vec![]);
+                let (of_vectors, mut soft_grad) = (numbers(rows * n, 3), vec![]);
                 for (r, x) in x.chunks(n).enumerate() {
                     let x: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
                     let top = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -274,30 +338,46 @@ mod tests {
                         let own = if i == label { 1.0 } else { 0.0 };
                         grad.push(if label < n { (p - own) * f64::from(dy[r]) } else { f64::NAN });
                     }
+                    let dy = of_vectors[r * n..(r + 1) * n].iter().map(|v| f64::from(*v));
+                    let pairs: Vec<(f64, f64)> = soft[r * n..].iter().copied().zip(dy).collect();
+                    let sum: f64 = pairs.iter().map(|(p, d)| p * d).sum();
+                    soft_grad.extend(pairs.iter().map(|(p, d)| p * (d - sum)));
                 }
                 let (mut y, mut l) = (vec![9.0; x.len()], vec![9.0; rows]);
                 // SAFETY: all have the lengths of their shapes.
                 unsafe {
                     let (pl, py) = (labels.as_ptr(), y.as_mut_ptr());
-                    let logits = Logits { ptr: x.as_ptr(), rows, classes: n };
+                    let logits = Logits { ptr: x.as_ptr(), rows, classes: n, ld: n };
                     softmax(isa, logits, py);
                     close(isa, "softmax", &y, &soft, 1e-6);
                     y.copy_from_slice(&x);
                     softmax(isa, Logits { ptr: py, ..logits }, py);
                     close(isa, "softmax in place", &y, &soft, 1e-6);
+                    let soft = Logits { ptr: py, ..logits };
+                    softmax_grad(isa, soft, of_vectors.as_ptr(), py);
+                    close(isa, "softmax_grad", &y, &soft_grad, 1e-6);
                     log_softmax(isa, logits, py);
                     close(isa, "log_softmax", &y, &log, 1e-6);
                     sparse_xent(isa, logits, pl, l.as_mut_ptr());
                     close(isa, "sparse_xent", &l, &loss, 1e-6);
-                    sparse_xent_grad(isa, logits, pl, dy.as_ptr(), py);
+                    sparse_xent_grad(isa, logits, pl, dy.as_ptr(), Dst { ptr: py, ld: n });
                     close(isa, "sparse_xent_grad", &y, &grad, 1e-6);
+                    let wide = spread(&x, n, n + 3);
+                    let logits = Logits { ptr: wide.as_ptr(), ld: n + 3, ..logits };
+                    sparse_xent(isa, logits, pl, l.as_mut_ptr());
+                    close(isa, "sparse_xent with gaps", &l, &loss, 1e-6);
+                    let mut wide = spread(&vec![0.0; x.len()], n, n + 5);
+                    let dx = Dst { ptr: wide.as_mut_ptr(), ld: n + 5 };
+                    sparse_xent_grad(isa, logits, pl, dy.as_ptr(), dx);
+                    let y = unspread(&wide, n, n + 5);
+                    close(isa, "sparse_xent_grad with gaps", &y, &grad, 1e-6);
                 }
             }
         }
     }
 
     fn one_row(x: &[f32]) -> Logits {
-        Logits { ptr: x.as_ptr(), rows: 1, classes: x.len() }
+        Logits { ptr: x.as_ptr(), rows: 1, classes: x.len(), ld: x.len() }
     }
 
     #[test]

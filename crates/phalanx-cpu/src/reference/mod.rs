@@ -131,6 +131,7 @@ fn evaluate_node(
         Op::Pool(kind, geom) => pool::pool(*kind, geom, x[0], dims),
         Op::PoolGrad(kind, geom) => pool::grad(*kind, geom, x, dims),
         Op::Softmax => softmax::softmax(x[0]),
+        Op::SoftmaxGrad => softmax::softmax_grad(x[0], x[1]),
         Op::LogSoftmax => softmax::log_softmax(x[0]),
         Op::SparseXent => softmax::sparse_xent(x[0], x[1], dims),
         Op::SparseXentGrad => softmax::sparse_xent_grad(x[0], x[1], x[2]),

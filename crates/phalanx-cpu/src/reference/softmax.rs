@@ -30,6 +30,17 @@ pub(super) fn softmax(x: &Value) -> Value {
     y
 }
 
+/// `y · (dy - Σ dy·y)`
+pub(super) fn softmax_grad(y: &Value, dy: &Value) -> Value {
+    let mut dx = dy.clone();
+    let n = dx.last();
+    for (d, y) in dx.floats_mut().chunks_exact_mut(n).zip(y.floats().chunks_exact(n)) {
+        let sum: f64 = d.iter().zip(y).map(|(d, y)| d * y).sum();
+        d.iter_mut().zip(y).for_each(|(d, y)| *d = y * (*d - sum));
+    }
+    dx
+}
+
 /// The class of a label; `None` if out of range.
 fn class(label: i32, classes: usize) -> Option<usize> {
     usize::try_from(label).ok().filter(|l| *l < classes)

@@ -258,6 +258,7 @@ op_table! {
     Op::PoolGrad(PoolKind::Max, _) => "max_pool_grad", Refused;
     Op::PoolGrad(PoolKind::Average, _) => "average_pool_grad", Refused;
     Op::Softmax => "softmax", Smooth;
+    Op::SoftmaxGrad => "softmax_grad", Smooth;
     Op::LogSoftmax => "log_softmax", Smooth;
     Op::SparseXent => "sparse_xent", Smooth;
     Op::SparseXentGrad => "sparse_xent_grad", Refused;

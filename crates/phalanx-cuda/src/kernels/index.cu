@@ -189,10 +189,10 @@ __global__ void one_hot(const int* index, Y* y, i64 n, i64 depth) {
 
 // Index of the first maximum; NaN is ignored unless it comes first.
 template <typename X>
-__global__ void arg_max(const X* x, int* y, i64 rows, int n) {
+__global__ void arg_max(const X* x, int* y, i64 rows, int n, i64 ld_x) {
     int lane = threadIdx.x % 32;
     EACH_WARP(r, rows) {
-        const X* row = x + r * n;
+        const X* row = x + r * ld_x;
         float best = negative_infinity();
         int at = n;
         for (int i = lane; i < n; i += 32) {

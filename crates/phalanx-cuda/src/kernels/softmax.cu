@@ -24,11 +24,23 @@ struct Row {
 
     __device__ __forceinline__ void read(const X* row, int n) {
         vector.load(row, n);
-        float most = negative_infinity();
-        vector.each_value([&](float v) { most = larger(most, v); });
-        top = over_row<true, G>(most);
-        float total = 0;
-        vector.each_value([&](float v) { total += expf(v - top); });
+        float most = negative_infinity(), total = 0;
+        if (PER > 0) {
+            vector.each_value([&](float v) { most = larger(most, v); });
+            top = over_row<true, G>(most);
+            vector.each_value([&](float v) { total += expf(v - top); });
+        } else {
+            // Reads the vector once: the sum so far is scaled when the maximum grows.
+            vector.each_value([&](float v) {
+                float before = most;
+                most = larger(most, v);
+                if (most == negative_infinity()) return;
+                float e = expf(v - most);
+                total = before == most ? total + e : total * expf(before - most) + e;
+            });
+            top = over_row<true, G>(most);
+            total = most == top ? total : total * expf(most - top);
+        }
         sum = over_row<false, G>(total);
     }
 
@@ -51,6 +63,20 @@ __global__ void softmax(const X* x, Y* y, i64 rows, int n) {
     }
 }
 
+template <typename Y, typename D, typename X, int G, int PER, int W>
+__global__ void softmax_grad(const Y* y, const D* dy, X* dx, i64 rows, int n) {
+    EACH_ROW(r, rows) {
+        Vector<Y, G, PER, W> own;
+        Vector<D, G, PER, W> d;
+        own.load(y + r * n, n);
+        d.load(dy + r * n, n);
+        float sum = 0;
+        d.each([&](int k, int i) { sum += d.value(k, i) * own.value(k, i); });
+        sum = over_row<false, G>(sum);
+        d.write(dx + r * n, [&](int k, int i) { return own.value(k, i) * (d.value(k, i) - sum); });
+    }
+}
+
 template <typename X, typename Y, int G, int PER, int W>
 __global__ void log_softmax(const X* x, Y* y, i64 rows, int n) {
     EACH_ROW(r, rows) {
@@ -63,26 +89,27 @@ __global__ void log_softmax(const X* x, Y* y, i64 rows, int n) {
 }
 
 template <typename X, typename Y, int G, int PER, int W>
-__global__ void sparse_xent(const X* x, const int* labels, Y* y, i64 rows, int n) {
+__global__ void sparse_xent(const X* x, const int* labels, Y* y, i64 rows, int n, i64 ld_x) {
     EACH_ROW(r, rows) {
         Row<X, G, PER, W> row;
-        row.read(x + r * n, n);
+        row.read(x + r * ld_x, n);
         int label = labels[r];
         bool named = label >= 0 && label < n;
-        float own = named ? ld(x + r * n + label) : not_a_number();
+        float own = named ? ld(x + r * ld_x + label) : not_a_number();
         if (row.vector.lane == 0) st(y + r, (float)(log((double)row.sum) + ((double)row.top - own)));
     }
 }
 
 template <typename X, typename D, typename Y, int G, int PER, int W>
-__global__ void sparse_xent_grad(const X* x, const int* labels, const D* dy, Y* dx, i64 rows, int n) {
+__global__ void sparse_xent_grad(const X* x, const int* labels, const D* dy, Y* dx, i64 rows, int n, i64 ld_x,
+                                 i64 ld_dx) {
     EACH_ROW(r, rows) {
         Row<X, G, PER, W> row;
-        row.read(x + r * n, n);
+        row.read(x + r * ld_x, n);
         int label = labels[r];
         bool named = label >= 0 && label < n;
         float d = named ? ld(dy + r) : not_a_number();
-        row.vector.write(dx + r * n, [&](int k, int i) {
+        row.vector.write(dx + r * ld_dx, [&](int k, int i) {
             float p = row.softmax(k, i);
             return (i == label ? p - 1.0f : p) * d;
         });

@@ -153,7 +153,7 @@ pub(crate) fn arg_max(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<L
         return vec![];
     }
     let launch = Launch::over(FILE, format!("arg_max<{}>", x.elem.c_name()), 32 * y.len);
-    vec![launch.arg(x.ptr).arg(y.ptr).arg(y.len).arg(x.last() as i32)]
+    vec![launch.arg(x.ptr).arg(y.ptr).arg(y.len).arg(x.last() as i32).arg(x.ld)]
 }
 
 /// 1 if the label's score is among the `k` best; operands `scores, labels`.

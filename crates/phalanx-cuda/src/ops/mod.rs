@@ -52,6 +52,7 @@ pub(crate) fn compute(
         Op::Pool(kind, geom) => pool::pool(cx, *kind, geom, x, y),
         Op::PoolGrad(kind, geom) => pool::pool_grad(cx, *kind, geom, x, y),
         Op::Softmax => softmax::softmax(cx, x, y),
+        Op::SoftmaxGrad => softmax::softmax_grad(cx, x, y),
         Op::LogSoftmax => softmax::log_softmax(cx, x, y),
         Op::SparseXent => softmax::sparse_xent(cx, x, y),
         Op::SparseXentGrad => softmax::sparse_xent_grad(cx, x, y),

@@ -16,6 +16,11 @@ pub(crate) fn softmax(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<L
     vectors(cx, "softmax", x, y)
 }
 
+/// `y · (dy - Σ dy·y)` over the last axis; operands `y, dy`.
+pub(crate) fn softmax_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    vectors(cx, "softmax_grad", x, y)
+}
+
 /// `log(softmax(x))` over the last axis.
 pub(crate) fn log_softmax(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "log_softmax", x, y)
@@ -23,12 +28,15 @@ pub(crate) fn log_softmax(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> V
 
 /// `log Σ e^logits - logits[label]`; operands `logits, labels`.
 pub(crate) fn sparse_xent(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    vectors(cx, "sparse_xent", x, y)
+    let ld = cx.operand(x[0]).ld;
+    vectors(cx, "sparse_xent", x, y).into_iter().map(|launch| launch.arg(ld)).collect()
 }
 
 /// Operands `logits, labels, dy`.
 pub(crate) fn sparse_xent_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    vectors(cx, "sparse_xent_grad", x, y)
+    let [from, to] = [x[0], y].map(|id| cx.operand(id).ld);
+    let launches = vectors(cx, "sparse_xent_grad", x, y);
+    launches.into_iter().map(|launch| launch.arg(from).arg(to)).collect()
 }
 
 /// A kernel over the vectors of the first operand.

@@ -241,6 +241,7 @@ fn softmax_and_crossentropy() {
         let logits = |op| Case::new(op, rows).floats(Type::rows([n]), logits.clone());
         logits(Op::Softmax).check(1e-6);
         logits(Op::LogSoftmax).check(1e-6);
+        Case::new(Op::SoftmaxGrad, rows).rows(&[n]).rows(&[n]).check(2e-6);
         logits(Op::SparseXent).ints(&[], labels.clone()).check(1e-6);
         logits(Op::SparseXentGrad).ints(&[], labels).rows(&[]).check(1e-6);
     }
@@ -347,6 +348,7 @@ fn sixteen_bit_floats() {
         Case::new(sum(&[0, 2]), 4).rows(&[3, 5, 4]),
         Case::new(Op::SumRows, 3000).rows(&[16]),
         Case::new(Op::Softmax, 4).rows(&[10]),
+        Case::new(Op::SoftmaxGrad, 4).rows(&[40]).rows(&[40]),
         Case::new(Op::LogSoftmax, 4).rows(&[300]),
         Case::new(Op::SparseXent, 4).rows(&[10]).ints(&[], labels.clone()),
         Case::new(Op::SparseXentGrad, 4).rows(&[10]).ints(&[], labels.clone()).rows(&[]),

@@ -185,9 +185,11 @@ fn lookup(op: &Op, x: &[&Type]) -> Option<Factors> {
 /// Ops over whole rows, and ops over pixels that treat channels independently.
 fn window(op: &Op, x: &[&Type], y: &Type) -> Option<Factors> {
     Some(match op {
-        Op::Softmax | Op::LogSoftmax | Op::LayerNorm(_) | Op::LayerNormGrad(_) => {
-            Factors::same(with(&lead(x[0]), &[None]), x.len())
-        }
+        Op::Softmax
+        | Op::SoftmaxGrad
+        | Op::LogSoftmax
+        | Op::LayerNorm(_)
+        | Op::LayerNormGrad(_) => Factors::same(with(&lead(x[0]), &[None]), x.len()),
         Op::Pool(..)
         | Op::PoolGrad(..)
         | Op::Upsample { .. }

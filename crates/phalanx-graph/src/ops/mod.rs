@@ -160,6 +160,8 @@ pub enum Op {
 
     /// Softmax over the last axis.
     Softmax,
+    /// Derivative of `Softmax`; operands `y, dy`.
+    SoftmaxGrad,
     /// `log(softmax(x))` over the last axis.
     LogSoftmax,
     /// `-log_softmax(logits)[label]`; operands `logits[.., c], labels[..]`.

@@ -42,6 +42,7 @@ impl Op {
             Op::PoolGrad(PoolKind::Max, _) => "max_pool_grad",
             Op::PoolGrad(PoolKind::Average, _) => "average_pool_grad",
             Op::Softmax => "softmax",
+            Op::SoftmaxGrad => "softmax_grad",
             Op::LogSoftmax => "log_softmax",
             Op::SparseXent => "sparse_xent",
             Op::SparseXentGrad => "sparse_xent_grad",

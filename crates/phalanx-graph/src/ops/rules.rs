@@ -85,6 +85,7 @@ impl Op {
             Op::Pool(_, geom) => pool::infer(geom, x[0]),
             Op::PoolGrad(_, geom) => pool::infer_grad(geom, x),
             Op::Softmax | Op::LogSoftmax => softmax::infer(x[0]),
+            Op::SoftmaxGrad => softmax::infer_grad(x[0], x[1]),
             Op::SparseXent => softmax::infer_sparse_xent(x[0], x[1]),
             Op::SparseXentGrad => softmax::infer_sparse_xent_grad(x[0], x[1], x[2]),
             Op::Gather => index::infer_gather(x[0], x[1]),
@@ -149,6 +150,7 @@ impl Op {
             Op::ConvGradInput(geom) => conv::grad_input_derivative(geom, g, b),
             Op::Pool(kind, geom) => pool::derivative(*kind, geom, g, b),
             Op::Softmax => softmax::softmax_derivative(g, b),
+            Op::SoftmaxGrad => softmax::softmax_grad_derivative(g, b),
             Op::LogSoftmax => softmax::log_softmax_derivative(g, b),
             Op::SparseXent => softmax::sparse_xent_derivative(g, b),
             Op::Gather => index::gather_derivative(g, b),
@@ -242,6 +244,7 @@ impl Op {
             | Op::MatMul(_)
             | Op::ConvGradInput(_)
             | Op::ConvGradKernel(_)
+            | Op::SoftmaxGrad
             | Op::SparseXent
             | Op::Gather
             | Op::GatherGrad { .. }

@@ -1,4 +1,4 @@
-//! Softmax and the crossentropy fused with it.
+//! Softmax, its derivative, and the crossentropy fused with it.
 
 use super::{Backward, Cotangents, Op, Unary, need_index, need_rows, need_values, operand};
 use crate::error::Result;
@@ -37,6 +37,15 @@ pub fn infer_sparse_xent_grad(logits: &Type, labels: &Type, dy: &Type) -> Result
     Ok(logits.clone())
 }
 
+/// Shape rule of the derivative of softmax; operands `y, dy`.
+pub fn infer_grad(y: &Type, dy: &Type) -> Result<Type> {
+    infer(y)?;
+    if dy.dims != y.dims || dy.dtype != y.dtype || dy.is_rows() != y.is_rows() {
+        return Err(operand("softmax_grad", format!("the shape of {y}"), dy));
+    }
+    Ok(dy.clone())
+}
+
 /// `x` summed over the last axis, which remains with size one.
 fn sum_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let axis = g.ty(x).dims.len() - 1;
@@ -45,10 +54,21 @@ fn sum_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
 
 /// `dx = y · (dy - Σ dy·y)`
 pub fn softmax_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
-    let t = g.mul(b.dy, b.y)?;
-    let s = sum_last(g, t)?;
-    let d = g.sub(b.dy, s)?;
-    Ok(vec![Some(g.mul(b.y, d)?)])
+    Ok(vec![Some(g.push(Op::SoftmaxGrad, &[b.y, b.dy])?)])
+}
+
+/// With `dx = y · (dy - s)`, `s = Σ dy·y` and the derivative `d` of `dx`: `d · (dy - s) - dy · Σ d·y` for `y`, and for
+/// `dy` the same op of `d`, since it is symmetric.
+pub fn softmax_grad_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let (y, dy, d) = (b.inputs[0], b.inputs[1], b.dy);
+    let sum_of_products = |g: &mut Graph, a| {
+        let product = g.mul(a, y)?;
+        sum_last(g, product)
+    };
+    let (s, t) = (sum_of_products(g, dy)?, sum_of_products(g, d)?);
+    let centred = g.sub(dy, s)?;
+    let (first, second) = (g.mul(d, centred)?, g.mul(dy, t)?);
+    Ok(vec![Some(g.sub(first, second)?), Some(g.push(Op::SoftmaxGrad, &[y, d])?)])
 }
 
 /// `dx = dy - eʸ · Σ dy`

@@ -1,24 +1,33 @@
-//! Elementwise fusion: each chain of elementwise ops over the same elements becomes one tape.
+//! Elementwise fusion: each chain of elementwise ops over the same elements becomes one tape. A result that only
+//! elementwise ops read, and that costs less to compute than to write and read, is computed again in each of their tapes.
 //!
 //! After this pass there are no unary, binary or select nodes: executors run tapes only.
 
 use super::{Rewriter, use_counts};
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Graph, Node, NodeId};
 use crate::ops::elementwise::access;
-use crate::ops::{Instr, Op, Tape};
+use crate::ops::{Access, Binary, Instr, Op, Tape, Unary};
 use crate::step::Step;
 
 /// Maximum length of a fused tape: the registers of longer tapes would exceed the L1 cache.
 const MAX_INSTRS: usize = 32;
 
+/// Maximum cost of a result that is computed again instead of stored, in additions.
+const MAX_RECOMPUTED: usize = 12;
+
 /// Rewrites the step with tapes in place of elementwise nodes.
 pub fn fuse_elementwise(step: Step) -> Step {
     let (live, uses) = (step.live(), use_counts(&step));
+    let elementwise_users = only_elementwise_users(&step, &live);
     let mut r = Rewriter::new(&step);
     for id in step.graph.ids().filter(|id| live[id.index()]) {
         let node = step.graph.node(id);
         let inputs: Vec<NodeId> = node.inputs.iter().map(|x| r.get(*x)).collect();
-        let absorb: Vec<bool> = node.inputs.iter().map(|x| uses[x.index()] == 1).collect();
+        let absorbed = |x: &NodeId| {
+            let may_repeat = elementwise_users[x.index()] && recomputable(r.graph.node(r.get(*x)));
+            uses[x.index()] == 1 || may_repeat
+        };
+        let absorb: Vec<bool> = node.inputs.iter().map(absorbed).collect();
         let (op, inputs) = match node.op {
             Op::Unary(_) | Op::Binary(_) | Op::Select => {
                 fuse(&r.graph, &node.op, &inputs, &absorb, &node.ty)
@@ -29,6 +38,46 @@ pub fn fuse_elementwise(step: Step) -> Step {
         r.map[id.index()] = Some(r.graph.push_typed(op, inputs, node.ty.clone()));
     }
     super::simplify(r.finish(step))
+}
+
+fn is_elementwise(op: &Op) -> bool {
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Select)
+}
+
+/// Whether all that reads a node is elementwise and of the node's type: the node need not be stored.
+fn only_elementwise_users(step: &Step, live: &[bool]) -> Vec<bool> {
+    let g = &step.graph;
+    let mut only = vec![true; live.len()];
+    for id in g.ids().filter(|id| live[id.index()]) {
+        let node = g.node(id);
+        for x in &node.inputs {
+            only[x.index()] &= is_elementwise(&node.op) && g.ty(*x) == &node.ty;
+        }
+    }
+    step.roots().for_each(|root| only[root.index()] = false);
+    only
+}
+
+/// Whether reading a node's operand and computing the node again is cheaper than storing its result.
+fn recomputable(node: &Node) -> bool {
+    let Op::Fused(tape) = &node.op else { return false };
+    let full = tape.inputs.iter().filter(|how| **how == Access::Full).count();
+    let cost = tape.instrs.iter().map(cost).try_fold(0, |sum, cost| Some(sum + cost?));
+    full == 1 && cost.is_some_and(|cost| cost <= MAX_RECOMPUTED)
+}
+
+/// The cost of an instruction in additions, if it is not one of many operations.
+fn cost(instr: &Instr) -> Option<usize> {
+    match instr {
+        Instr::Input(_) | Instr::Const(_) => Some(0),
+        Instr::Select(..) => Some(1),
+        Instr::Unary(Unary::Neg | Unary::Abs | Unary::Sign | Unary::Square | Unary::Relu, _) => {
+            Some(1)
+        }
+        Instr::Unary(Unary::Exp | Unary::Sigmoid, _) => Some(8),
+        Instr::Unary(..) | Instr::Binary(Binary::Div | Binary::Pow, ..) => None,
+        Instr::Binary(..) => Some(1),
+    }
 }
 
 /// The tape of an op, with the tapes of absorbed operands inlined.

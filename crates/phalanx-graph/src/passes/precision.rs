@@ -65,6 +65,8 @@ fn may_be_narrow(op: &Op) -> bool {
                 | Op::PoolGrad(..)
                 | Op::BatchNorm(_)
                 | Op::BatchNormGradInput(_)
+                | Op::Softmax
+                | Op::SoftmaxGrad
                 | Op::LayerNorm(_)
                 | Op::LayerNormGrad(_)
                 | Op::Dropout { .. }
@@ -87,7 +89,8 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     for id in g.ids().filter(|id| live[id.index()] && g.node(*id).layer == 0) {
         g.node(id).inputs.iter().for_each(|x| used_outside[x.index()] = true);
     }
-    g.ids()
+    let mut stored: Vec<Option<DType>> = g
+        .ids()
         .map(|id| {
             let node = g.node(id);
             let mixed =
@@ -95,7 +98,28 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
             let wide = recurrent::is_state(g, &node.op, &node.inputs);
             (mixed && !wide && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
         })
-        .collect()
+        .collect();
+    // A result that would be read through conversions only is converted by the kernel that writes it.
+    let mut converted: Vec<Option<bool>> = vec![None; stored.len()];
+    for id in g.ids().filter(|id| live[id.index()]) {
+        for (i, x) in g.node(id).inputs.iter().enumerate() {
+            let narrows = required_type(step, id, i, &stored, narrow) == Some(narrow);
+            converted[x.index()] = Some(narrows && converted[x.index()] != Some(false));
+        }
+    }
+    step.roots().for_each(|root| converted[root.index()] = Some(false));
+    for id in g.ids().filter(|id| converted[id.index()] == Some(true)) {
+        let node = g.node(id);
+        if is_activation(&node.ty) && converts(&node.op) {
+            stored[id.index()] = Some(narrow);
+        }
+    }
+    stored
+}
+
+/// Whether the op's kernel writes 16-bit results of 32-bit operands.
+fn converts(op: &Op) -> bool {
+    matches!(op, Op::Fused(_) | Op::SparseXentGrad)
 }
 
 /// The type in which an op requires an operand to be stored; `None` if any type works.
@@ -120,7 +144,12 @@ fn required_type(
     let of = |i: usize| stored[node.inputs[i].index()].unwrap_or(DType::F32);
     match &node.op {
         // These load each operand by its own type.
-        Op::Fused(_) | Op::SumRows | Op::Reduce { .. } | Op::Moments | Op::Cast { .. } => None,
+        Op::Fused(_)
+        | Op::SoftmaxGrad
+        | Op::SumRows
+        | Op::Reduce { .. }
+        | Op::Moments
+        | Op::Cast { .. } => None,
         Op::Dot(_) | Op::DotGradInput | Op::DotGradKernel | Op::ConvGradKernel(_)
             if step.graph.may_be_mixed(node) =>
         {

@@ -76,6 +76,9 @@ pub struct Options {
     pub reuse_delay: usize,
     /// When workers share work in another way than by rows.
     pub split_rules: SplitRules,
+    /// The last axis of the operands and results of products is stored with a length that is a multiple of this number
+    /// of elements, where all that reads and writes them permits it; 1 for no such padding.
+    pub row_alignment: usize,
     /// Segments of the forward pass of which only the borders are kept for the backward pass, which computes the rest
     /// again; 0 or 1 to keep everything.
     pub recompute: usize,
@@ -84,8 +87,15 @@ pub struct Options {
 impl Options {
     /// Options with 32-bit floats throughout, for workers that only share rows.
     pub fn new(mesh: Mesh, max_batch: usize) -> Options {
-        let (policy, split_rules) = (Policy::Float32, SplitRules::NONE);
-        Options { mesh, max_batch, policy, reuse_delay: 0, split_rules, recompute: 0 }
+        Options {
+            mesh,
+            max_batch,
+            policy: Policy::Float32,
+            reuse_delay: 0,
+            split_rules: SplitRules::NONE,
+            row_alignment: 1,
+            recompute: 0,
+        }
     }
 
     /// The split of a step that only computes.

@@ -2,9 +2,12 @@
 
 use super::networks::{momentum, sequence};
 use super::{ONE, RULES, TWO};
-use phalanx_graph::ops::Epilogue;
+use phalanx_graph::autodiff::gradients;
+use phalanx_graph::ops::{Contraction, Epilogue};
 use phalanx_graph::program::Policy;
-use phalanx_graph::{Fetch, Graph, Op, Options, Program, Step, Type};
+use phalanx_graph::{
+    DType, Fetch, Gradient, Graph, Op, Options, ParamId, Program, Space, Step, Type,
+};
 
 #[test]
 fn a_layer_that_is_kept_wide_stores_32_bit_floats() {
@@ -35,6 +38,43 @@ fn a_layer_that_is_kept_wide_stores_32_bit_floats() {
         assert_eq!(stored("first"), "bf16", "{text}");
         assert_eq!(stored("second"), if wide { "f32" } else { "bf16" }, "{text}");
     }
+}
+
+#[test]
+fn rows_of_products_are_padded() {
+    let step = |fetched: bool| {
+        let mut g = Graph::new();
+        g.enter("words");
+        let feed = g.add_feed("x", Type::rows([4, 8]));
+        let labels = g.add_feed("labels", Type::new(DType::I32, Space::Rows, [4]));
+        let weights = g.add_feed("weights", Type::rows([4]));
+        let w = g.add_param("w", &[8, 1001], true);
+        let (x, w, labels) = (g.feed(feed), g.param(w), g.feed(labels));
+        let weights = g.feed(weights);
+        let logits = g.push(Op::MatMul(Contraction::matrices(0)), &[x, w]).unwrap();
+        g.enter("");
+        let losses = g.push(Op::SparseXent, &[logits, labels]).unwrap();
+        let found = gradients(&mut g, &[(losses, weights)], &[w]).unwrap();
+        let mut step = Step::new("train", g);
+        step.gradients.push(Gradient { param: ParamId(0), node: found[0], l1: 0.0, l2: 0.0 });
+        step.update = Some(momentum(None));
+        let node = if fetched { logits } else { losses };
+        step.fetches.push(Fetch { name: "fetched".into(), node });
+        step
+    };
+    let widths = |fetched, row_alignment| {
+        let policy = Policy::MixedBfloat16;
+        let options = Options { policy, row_alignment, split_rules: RULES, ..Options::new(ONE, 2) };
+        let program = Program::compile(step(fetched), options).expect("compiles");
+        let values = program.values().iter().filter(|v| v.ty.dims.last() == Some(&1001));
+        values.filter(|v| v.ty.is_rows()).map(|v| (v.ty.dtype, v.ld)).collect::<Vec<_>>()
+    };
+    // The derivative is written as the products read it.
+    let (logits, derivative) = (DType::F32, DType::Bf16);
+    assert_eq!(widths(false, 8), [(logits, 1008), (derivative, 1008)]);
+    assert_eq!(widths(false, 1), [(logits, 1001), (derivative, 1001)]);
+    // The host reads it without gaps.
+    assert_eq!(widths(true, 8), [(logits, 1001), (derivative, 1008)]);
 }
 
 #[test]

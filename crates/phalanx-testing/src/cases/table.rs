@@ -295,6 +295,10 @@ pub fn softmax_cases() -> Vec<Case> {
                 b.push(op.clone(), &[x])
             }));
         }
+        cases.push(case(format!("softmax_grad {dims:?}"), move |b| {
+            let (y, dy) = (b.rows(dims), b.rows(dims));
+            b.push(Op::SoftmaxGrad, &[y, dy])
+        }));
         cases.push(case(format!("sparse_xent {dims:?}"), move |b| {
             let x = b.rows(dims);
             let labels = b.labels(&dims[..dims.len() - 1], 4);

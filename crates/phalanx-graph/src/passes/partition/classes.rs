@@ -35,6 +35,13 @@ impl Partitioner {
                 let parts = self.softmax_parts(inputs[0])?;
                 self.graph.div(parts.exp, parts.sum).map(Some)
             }
+            Op::SoftmaxGrad if cut_last(self) => {
+                let (y, dy) = (inputs[0], inputs[1]);
+                let product = self.graph.mul(dy, y)?;
+                let sum = self.reduce_last(product, ReduceKind::Sum)?;
+                let centred = self.graph.sub(dy, sum)?;
+                self.graph.mul(y, centred).map(Some)
+            }
             Op::LogSoftmax if cut_last(self) => {
                 let parts = self.softmax_parts(inputs[0])?;
                 let log = self.graph.unary(Unary::Log, parts.sum)?;
