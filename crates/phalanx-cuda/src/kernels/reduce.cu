@@ -100,10 +100,16 @@ __device__ __forceinline__ void fold_rows(double (&v)[W]) {
     __syncthreads();
 }
 
+// Rows of columns `W` wide that a thread loads at a time.
+template <int W>
+constexpr int run_length() {
+    return 32 / W > 8 ? 8 : 32 / W;
+}
+
 // Rows `first, first + TY..` below `end` of columns `W` wide.
 template <bool MAX, typename X, int W, int TY>
 __device__ __forceinline__ void fold_columns(const X* x, i64 first, i64 end, i64 ld, double (&v)[W]) {
-    constexpr int RUN = 32 / W > 8 ? 8 : 32 / W;
+    constexpr int RUN = run_length<W>();
     i64 r = first;
     for (; r + (RUN - 1) * TY < end; r += RUN * TY) {
         float run[RUN][W];
@@ -135,7 +141,9 @@ __global__ void reduce_columns(const X* x, Y* y, i64 len, i64 inner, i64 ld, i64
     u32 split = rest % (u32)splits, outer = rest / (u32)splits;
     i64 column = ((i64)tile * TX + tx) * W;
     bool live = column < inner;
-    i64 chunk = (len + splits - 1) / splits;
+    i64 chunk = (len + splits - 1) / splits, run = TY * run_length<W>();
+    // Rows that do not fill a run are loaded one by one.
+    if (chunk > run) chunk = (chunk + run - 1) / run * run;
     i64 start = split * chunk, end = start + chunk < len ? start + chunk : len;
 
     double v[W];
