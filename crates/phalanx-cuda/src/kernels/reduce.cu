@@ -102,7 +102,7 @@ __device__ __forceinline__ void fold_rows(double (&v)[W]) {
 
 // Rows of columns `W` wide that a thread loads at a time.
 template <int W>
-constexpr int run_length() {
+__device__ constexpr int run_length() {
     return 32 / W > 8 ? 8 : 32 / W;
 }
 
