@@ -235,6 +235,17 @@ fn cheap_results_of_elementwise_users_are_computed_again() {
 }
 
 #[test]
+fn a_result_that_one_tape_reads_twice_is_fused() {
+    let mut g = Graph::new();
+    let (x, y, dy) = (rows(&mut g, &[3]), rows(&mut g, &[3]), rows(&mut g, &[3]));
+    let product = g.mul(x, dy).unwrap();
+    let (first, second) = (g.unary(Unary::Tanh, product).unwrap(), g.mul(product, y).unwrap());
+    let sum = g.add(first, second).unwrap();
+    let step = fuse_elementwise(fetching(g, &[sum]));
+    assert_eq!(names(&step), ["feed", "feed", "feed", "fused"], "{step}");
+}
+
+#[test]
 fn nodes_of_different_shapes_are_not_fused() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[2, 3]);

@@ -170,7 +170,8 @@ template <int V, typename T> __device__ __forceinline__ void store_lanes(T* p, c
 // ---- Vectors shared by threads ----
 
 // A vector of `n` numbers, shared by `G` neighbouring threads. Each thread holds `PER` numbers in registers, in packs of
-// `W`, or reads them again in every pass if `PER` is 0 (with `W` 1). `W` divides `n`.
+// `W`, or reads them again in every pass if `PER` is 0. Vectors begin at multiples of `W` numbers, so that packs which
+// begin below `n` can be read whole.
 template <typename X, int G, int PER, int W>
 struct Vector {
     const X* x;
@@ -212,15 +213,23 @@ struct Vector {
             each([&](int k, int) { f(held[k]); });
             return;
         }
-        int i = lane;
-        for (; i + 7 * G < n; i += 8 * G) {
-            float v[8];
+        constexpr int PACKS = W > 2 ? 4 : 8;
+        int i = lane * W;
+        for (; i + (PACKS - 1) * G * W + W <= n; i += PACKS * G * W) {
+            float v[PACKS][W];
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = ld(x + i + k * G);
+            for (int k = 0; k < PACKS; k++) load_lanes(x + i + k * G * W, v[k]);
 #pragma unroll
-            for (int k = 0; k < 8; k++) f(v[k]);
+            for (int k = 0; k < PACKS; k++)
+                for (int w = 0; w < W; w++) f(v[k][w]);
         }
-        for (; i < n; i += G) f(ld(x + i));
+        for (; i < n; i += G * W) {
+            float v[W];
+            load_lanes(x + i, v);
+#pragma unroll
+            for (int w = 0; w < W; w++)
+                if (i + w < n) f(v[w]);
+        }
     }
 
     __device__ __forceinline__ float value(int k, int i) const { return PER > 0 ? held[k] : ld(x + i); }
@@ -230,7 +239,16 @@ struct Vector {
     __device__ __forceinline__ void write(Y* to, F f) const {
         if (PER == 0) {
 #pragma unroll 4
-            for (int i = lane; i < n; i += G) st(to + i, f(0, i));
+            for (int at = lane * W; at < n; at += G * W) {
+                float v[W];
+#pragma unroll
+                for (int w = 0; w < W; w++) v[w] = at + w < n ? f(0, at + w) : 0.0f;
+                if (at + W <= n) {
+                    store_lanes(to + at, v);
+                } else {
+                    for (int w = 0; at + w < n; w++) st(to + at + w, v[w]);
+                }
+            }
         }
 #pragma unroll
         for (int p = 0; p < PER; p += W) {

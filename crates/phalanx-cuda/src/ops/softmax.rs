@@ -50,11 +50,14 @@ fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<
     let types = operands.iter().map(|o| o.elem).filter(|e| *e != Elem::I32);
     let types: Vec<&str> = types.map(Elem::c_name).collect();
     let vectors = operands.iter().filter(|o| o.last() == n && o.elem != Elem::I32);
-    let width = pack_width(&vectors.map(typed_ptr).collect::<Vec<_>>(), &[n]);
+    let (places, steps): (Vec<_>, Vec<_>) = vectors.map(|o| (typed_ptr(o), o.ld)).unzip();
     let (group, per_thread) = threads_per_vector(rows, n);
     let (per_thread, width) = match per_thread {
-        0 => (0, 1),
-        per_thread => (per_thread.max(width), width),
+        0 => (0, pack_width(&places, &steps)),
+        per_thread => {
+            let width = pack_width(&places, &[&steps[..], &[n]].concat());
+            (per_thread.max(width), width)
+        }
     };
     let name = format!("{name}<{}, {group}, {per_thread}, {width}>", types.join(", "));
     let blocks = (rows * group).div_ceil(THREADS).min(MAX_BLOCKS);
@@ -67,7 +70,7 @@ fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<
 /// warp if that suffices or there are many vectors, otherwise a block; 0 numbers if there are too
 /// many for registers.
 fn threads_per_vector(rows: usize, n: usize) -> (usize, usize) {
-    if n <= 128 || n <= 512 && rows >= 2048 {
+    if n <= 128 || n <= 1024 && rows >= 2048 {
         return (32, n.div_ceil(32).next_power_of_two());
     }
     match n.div_ceil(THREADS).next_power_of_two() {
@@ -86,7 +89,7 @@ mod tests {
         assert_eq!(threads_per_vector(64, 100), (32, 4));
         assert_eq!(threads_per_vector(64, 1000), (256, 4));
         assert_eq!(threads_per_vector(4096, 500), (32, 16));
-        assert_eq!(threads_per_vector(4096, 1000), (256, 4));
+        assert_eq!(threads_per_vector(4096, 1000), (32, 32));
         assert_eq!(threads_per_vector(64, 4096), (256, 16));
         assert_eq!(threads_per_vector(64, 4097), (256, 0));
         for rows in [1, 5000] {

@@ -17,6 +17,56 @@ const MAX_RECOMPUTED: usize = 12;
 
 /// Rewrites the step with tapes in place of elementwise nodes.
 pub fn fuse_elementwise(step: Step) -> Step {
+    merge_tapes(fuse_nodes(step))
+}
+
+/// Inlines tapes of which the result is read by one other tape only, however many of its instructions read it.
+fn merge_tapes(step: Step) -> Step {
+    let (live, uses) = (step.live(), use_counts(&step));
+    let mut r = Rewriter::new(&step);
+    for id in step.graph.ids().filter(|id| live[id.index()]) {
+        let node = step.graph.node(id);
+        let inputs: Vec<NodeId> = node.inputs.iter().map(|x| r.get(*x)).collect();
+        let (op, inputs) = match &node.op {
+            Op::Fused(tape) => {
+                let absorb: Vec<bool> = node.inputs.iter().map(|x| uses[x.index()] == 1).collect();
+                merge(&r.graph, tape, &inputs, &absorb, &node.ty)
+            }
+            op => (op.clone(), inputs),
+        };
+        r.graph.set_layer(node.layer);
+        r.map[id.index()] = Some(r.graph.push_typed(op, inputs, node.ty.clone()));
+    }
+    super::simplify(r.finish(step))
+}
+
+/// A tape with the tapes of absorbed operands inlined.
+fn merge(
+    g: &Graph,
+    tape: &Tape,
+    inputs: &[NodeId],
+    absorb: &[bool],
+    ty: &crate::Type,
+) -> (Op, Vec<NodeId>) {
+    let mut t = Builder::new(g, ty);
+    let mut budget = MAX_INSTRS.saturating_sub(tape.instrs.len());
+    let mut absorbed = vec![None; inputs.len()];
+    for (i, x) in inputs.iter().enumerate().filter(|(i, _)| absorb[*i]) {
+        match &g.node(*x).op {
+            Op::Fused(inner) if g.ty(*x) == ty && inner.instrs.len() <= budget => {
+                budget -= inner.instrs.len();
+                absorbed[i] = Some(t.inline(inner, &g.node(*x).inputs));
+            }
+            _ => {}
+        }
+    }
+    let last = t.replay(tape, |t, i| absorbed[i].unwrap_or_else(|| t.operand(inputs[i])));
+    t.tape.outputs = vec![last];
+    (Op::Fused(t.tape), t.operands)
+}
+
+/// Rewrites the step with a tape for each chain of nodes.
+fn fuse_nodes(step: Step) -> Step {
     let (live, uses) = (step.live(), use_counts(&step));
     let elementwise_users = only_elementwise_users(&step, &live);
     let mut r = Rewriter::new(&step);
@@ -88,12 +138,7 @@ fn fuse(
     absorb: &[bool],
     ty: &crate::Type,
 ) -> (Op, Vec<NodeId>) {
-    let mut t = Builder {
-        g,
-        ty,
-        tape: Tape { inputs: vec![], instrs: vec![], outputs: vec![] },
-        operands: vec![],
-    };
+    let mut t = Builder::new(g, ty);
     let mut budget = MAX_INSTRS;
     let mut regs = Vec::with_capacity(inputs.len());
     let is_const = |x: &NodeId| matches!(g.node(*x).op, Op::Const { .. });
@@ -129,7 +174,12 @@ struct Builder<'a> {
     operands: Vec<NodeId>,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    fn new(g: &'a Graph, ty: &'a crate::Type) -> Builder<'a> {
+        let tape = Tape { inputs: vec![], instrs: vec![], outputs: vec![] };
+        Builder { g, ty, tape, operands: vec![] }
+    }
+
     fn push(&mut self, instr: Instr) -> u16 {
         // A value that is read or computed twice needs only one register.
         if let Some(i) = self.tape.instrs.iter().position(|k| *k == instr) {
@@ -150,21 +200,21 @@ impl Builder<'_> {
     }
 
     fn inline(&mut self, inner: &Tape, operands: &[NodeId]) -> u16 {
-        let mut map = Vec::with_capacity(inner.instrs.len());
+        self.replay(inner, |t, i| t.operand(operands[i]))
+    }
+
+    /// Appends the instructions of a tape, whose operands are in the registers that `read` returns.
+    fn replay(&mut self, inner: &Tape, mut read: impl FnMut(&mut Self, usize) -> u16) -> u16 {
+        let mut map: Vec<u16> = Vec::with_capacity(inner.instrs.len());
         for instr in &inner.instrs {
             let at = |r: u16| map[r as usize];
-            let new = match *instr {
-                Instr::Input(i) => {
-                    let reg = self.operand(operands[i as usize]);
-                    map.push(reg);
-                    continue;
-                }
-                Instr::Const(bits) => Instr::Const(bits),
-                Instr::Unary(u, a) => Instr::Unary(u, at(a)),
-                Instr::Binary(b, l, r) => Instr::Binary(b, at(l), at(r)),
-                Instr::Select(c, a, b) => Instr::Select(at(c), at(a), at(b)),
+            let reg = match *instr {
+                Instr::Input(i) => read(self, i as usize),
+                Instr::Const(bits) => self.push(Instr::Const(bits)),
+                Instr::Unary(u, a) => self.push(Instr::Unary(u, at(a))),
+                Instr::Binary(b, l, r) => self.push(Instr::Binary(b, at(l), at(r))),
+                Instr::Select(c, a, b) => self.push(Instr::Select(at(c), at(a), at(b))),
             };
-            let reg = self.push(new);
             map.push(reg);
         }
         map[inner.outputs[0] as usize]

@@ -305,6 +305,12 @@ pub fn softmax_cases() -> Vec<Case> {
             b.push(Op::SparseXent, &[x, labels])
         }));
     }
+    // So many classes that their rows may be padded.
+    cases.push(case("sparse_xent of a product with 517 columns", |b| {
+        let (x, w, labels) = (b.rows(&[2, 3]), b.param(&[3, 517]), b.labels(&[2], 517));
+        let logits = b.push(Op::MatMul(Contraction::matrices(0)), &[x, w]);
+        b.push(Op::SparseXent, &[logits, labels])
+    }));
     cases
 }
 
