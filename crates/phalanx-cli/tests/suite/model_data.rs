@@ -60,6 +60,21 @@ fn outputs_without_a_loss_need_no_targets() {
 }
 
 #[test]
+fn metrics_without_a_loss_are_evaluated() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = fixture("output_losses_metrics_and_penalties");
+    std::fs::copy(from, dir.path().join("model.keras")).unwrap();
+    let labels = Tensor::new([20], (0..20).map(|i| i % 4).collect::<Vec<i32>>()).unwrap();
+    let (x, a) = (floats(&[20, 3], 0), floats(&[20, 3], 1));
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y_a", &a), ("y_b", &labels)]);
+    let data = Arrays::new(x, vec![a, labels]).unwrap();
+    let out = trains_alike(dir.path(), &["--data", "d.npz"], data);
+    assert!(out.contains("loss: no loss, no loss"), "{out}");
+    let evaluated = succeeds(dir.path(), &["evaluate", "trained.keras"]);
+    assert!(evaluated.contains("a_accuracy") && evaluated.contains("b_acc"), "{evaluated}");
+}
+
+#[test]
 fn outputs_and_time_steps_have_weights_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let from = fixture("output_weights_steps_and_text");
