@@ -4,7 +4,9 @@
 
 use super::nested::NestedLayer;
 use crate::error::{Error, Result};
-use crate::layer::{Argument, Arguments, InputsForm, Layer, LayerContext, MaskRule, Operand, Outputs};
+use crate::layer::{
+    Argument, Arguments, InputsForm, Layer, LayerContext, MaskRule, Operand, Outputs,
+};
 use crate::model::snake_case;
 use crate::registry::Config;
 use crate::regularizers::Regularizer;
@@ -140,5 +142,44 @@ impl Layer for Activated {
 
     fn signature(&self) -> &'static [&'static str] {
         self.layer.signature()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::*;
+
+    fn refused(layer: Activated, dims: &[usize]) -> String {
+        let x = Input::new(dims).symbol();
+        Model::new(&x, layer.apply(&x)).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn configs_are_those_of_the_layer_with_the_activation_inside() {
+        let layer = Activated::new(Dense::new(3), PReLU::new());
+        let config = layer.config();
+        assert_eq!(config["activation"]["class_name"], "PReLU");
+        assert_eq!(config["activation"]["config"]["name"], "p_re_lu");
+        let again = super::super::from_config("Dense", config.clone()).unwrap();
+        assert_eq!(again.config(), config);
+        // Layers without weights stay functions.
+        let mut config = Dense::new(3).config();
+        config["activation"] = serde_json::json!({"class_name": "ReLU", "config": {}});
+        assert!(!has_layer(&*super::super::from_config("Dense", config.clone()).unwrap()));
+        config["activation"] = serde_json::json!({"class_name": "Nothing", "config": {}});
+        let text = super::super::from_config("Dense", config).unwrap_err().to_string();
+        assert!(text.contains("Nothing"), "{text}");
+    }
+
+    #[test]
+    fn what_has_no_activation_or_two_is_refused() {
+        let text = refused(Activated::new(Dense::new(3).activation("relu"), PReLU::new()), &[2]);
+        assert!(text.contains("activation: expected one activation, received two"), "{text}");
+        let text = refused(Activated::new(Flatten::new(), PReLU::new()), &[2]);
+        assert!(
+            text.contains("expected a layer such as Dense or Conv2D, received Flatten"),
+            "{text}"
+        );
     }
 }
