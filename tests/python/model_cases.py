@@ -122,15 +122,16 @@ masked_steps("bidirectional", lambda: L.Bidirectional(L.LSTM(2, return_sequences
 masked_steps("dense", lambda: L.Dense(2, activation="relu"))
 
 
-def activated(name, shape, *layers):
-    """Layers whose activations have weights, which Keras makes when the model is called."""
+def activated(name, shape, *layers, called=True):
+    """Layers whose activations have weights, which Keras makes when the model is called. Files written before lack them."""
 
     def build(rng):
         x = y = keras.Input(shape[1:])
         for layer in layers:
             y = layer()(y)
         model, inputs = keras.Model(x, y), sequence(rng, *shape)
-        model(inputs)
+        if called:
+            model(inputs)
         return model, inputs
 
     CASES[f"activated_{name}"] = build
@@ -144,6 +145,13 @@ activated(
     lambda: L.Dense(3, activation=L.Dense(2, activation="tanh")),
 )
 activated("frozen", (4, 3), lambda: L.Dense(5, activation=L.PReLU(trainable=False)), lambda: L.Dense(2))
+activated(
+    "described",
+    (4, 3),
+    lambda: L.Dense(5, activation=L.PReLU(alpha_initializer="ones")),
+    lambda: L.Dense(2, activation=L.PReLU()),
+    called=False,
+)
 activated("statistics", (6, 3), lambda: L.Dense(5, activation=L.BatchNormalization(momentum=0.8)), lambda: L.Dense(2))
 activated(
     "convolutions",
