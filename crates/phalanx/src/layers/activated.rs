@@ -12,6 +12,7 @@ use crate::registry::Config;
 use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
 use serde_json::Value;
+use std::sync::OnceLock;
 
 /// The key of the config.
 const KEY: &str = "activation";
@@ -51,6 +52,8 @@ pub struct Activated {
     activation: Box<dyn Layer>,
     name: String,
     trainable: bool,
+    /// The dimensions of a sample of the activation's input, once known. Keras makes its weights from them when it loads.
+    dims: OnceLock<Vec<usize>>,
 }
 
 /// The layer in a config that is an activation, other than functions.
@@ -76,7 +79,8 @@ pub(super) fn read(class: &str, config: &Config) -> Option<Result<Box<dyn Layer>
         let mut config = config.clone();
         config.insert(KEY.into(), "linear".into());
         let layer = super::from_config(class, config)?;
-        Ok(Box::new(Activated { layer, activation, name, trainable }) as Box<dyn Layer>)
+        let dims = OnceLock::new();
+        Ok(Box::new(Activated { layer, activation, name, trainable, dims }) as Box<dyn Layer>)
     };
     Some(read())
 }
@@ -86,7 +90,7 @@ impl Activated {
     pub fn new(layer: impl Layer, activation: impl Layer) -> Activated {
         let name = snake_case(activation.class_name());
         let (layer, activation) = (Box::new(layer), Box::new(activation));
-        Activated { layer, activation, name, trainable: true }
+        Activated { layer, activation, name, trainable: true, dims: OnceLock::new() }
     }
 }
 
@@ -98,7 +102,13 @@ impl Layer for Activated {
     fn config(&self) -> Config {
         let mut config = self.layer.config();
         let activation = NestedLayer::new(&*self.activation, &self.name, self.trainable);
-        config.insert(KEY.into(), activation.to_value());
+        let mut activation = activation.to_value();
+        if let Some(dims) = self.dims.get() {
+            let axes = dims.iter().map(|size| Value::from(*size));
+            let shape: Value = std::iter::once(Value::Null).chain(axes).collect();
+            activation["build_config"] = serde_json::json!({ "input_shape": shape });
+        }
+        config.insert(KEY.into(), activation);
         config
     }
 
@@ -120,6 +130,7 @@ impl Layer for Activated {
         let [node] = result.nodes()[..] else {
             return Err(cx.argument("layer", "one output", result.nodes().len()));
         };
+        self.dims.get_or_init(|| cx.dims(node));
         let positional = vec![Argument::Tensor(Operand { node, mask })];
         let arguments = Arguments { positional, named: vec![] };
         match cx.call_sublayer(KEY, &*self.activation, self.trainable, &arguments)?[..] {
@@ -163,6 +174,12 @@ mod tests {
         assert_eq!(config["activation"]["config"]["name"], "p_re_lu");
         let again = super::super::from_config("Dense", config.clone()).unwrap();
         assert_eq!(again.config(), config);
+        // Keras needs the shape of the input to load the weights.
+        let x = Input::new([4]).symbol();
+        let model = Model::new(&x, layer.apply(&x)).unwrap();
+        let json: Value = serde_json::from_str(&model.to_json()).unwrap();
+        let at = "/config/layers/1/config/activation/build_config/input_shape";
+        assert_eq!(json.pointer(at), Some(&serde_json::json!([null, 3])));
         // Layers without weights stay functions.
         let mut config = Dense::new(3).config();
         config["activation"] = serde_json::json!({"class_name": "ReLU", "config": {}});
