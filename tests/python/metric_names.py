@@ -78,6 +78,16 @@ def penalized():
     return keras.Model(x, y)
 
 
+def words(units):
+    """As `tagger`, without a mask."""
+    x = keras.Input((5,), dtype="int32")
+    return keras.Model(x, L.Dense(units, activation="softmax")(L.Embedding(7, 3)(x)))
+
+
+def ignoring(name, label):
+    return M.MeanMetricWrapper(losses.sparse_categorical_crossentropy, name=name, ignore_class=label)
+
+
 # A mask of positions, an ignored class, and metrics with and without the axis of the classes.
 MASKED = {
     "masked_binary": (
@@ -92,6 +102,19 @@ MASKED = {
         {"metrics": ["accuracy"]},
         4,
     ),
+    "masked_ignored_metrics": (
+        lambda: tagger(4, "softmax"),
+        "sparse_categorical_crossentropy",
+        {"metrics": [ignoring("a", 2), ignoring("b", 0)], "weighted_metrics": [ignoring("c", 2)]},
+        4,
+    ),
+    "ignored_metrics": (
+        lambda: words(4),
+        "sparse_categorical_crossentropy",
+        {"metrics": [ignoring("a", 2), ignoring("b", 3)]},
+        4,
+    ),
+    "ignored_by_metrics": (lambda: words(4), None, {"metrics": [ignoring("a", -1)]}, -1),
     "masked_ignored_mean": (
         lambda: tagger(4, None),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2, reduction="mean_with_sample_weight"),
@@ -106,6 +129,8 @@ def masked_data(rng, model, classes):
     for row in range(ROWS):
         x[row, 1 + row % 5 :] = 0
     shape = (ROWS, 5, 1) if classes == 2 else (ROWS, 5)
+    if classes < 0:
+        return x, [rng.integers(classes, 4, shape).astype("int32")]
     return x, [rng.integers(0, classes, shape).astype("float32" if classes == 2 else "int32")]
 
 

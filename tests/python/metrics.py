@@ -69,6 +69,10 @@ def real_flat_batch(rng, size):
     return normal(rng, size), normal(rng, size)
 
 
+def logit_3d_batch(rng, size):
+    return rng.integers(0, 2, (size, 2, 3)).astype("float32"), normal(rng, size, 2, 3)
+
+
 def positive_batch(rng, size):
     return rng.uniform(0.1, 4, (size, 3)).astype("float32"), rng.uniform(0.1, 4, (size, 3)).astype("float32")
 
@@ -93,6 +97,11 @@ def zeros_batch(rng, size):
 
 def multi_hot_batch(rng, size):
     return rng.integers(0, 2, (size, CLASSES)).astype("float32"), softmax(normal(rng, size, CLASSES))
+
+
+def ignored_batch(rng, size):
+    """Class numbers, of which -1 is none of the classes."""
+    return rng.integers(-1, CLASSES, (size, 4)).astype("int32"), softmax(normal(rng, size, 4, CLASSES))
 
 
 def class_map_batch(rng, size):
@@ -123,6 +132,27 @@ CASES = [
     ("wrapped_cosine", K.MeanMetricWrapper, {"fn": L.cosine_similarity, "axis": 1}, real_3d_batch),
     ("wrapped_accuracy", K.MeanMetricWrapper, {"fn": K.binary_accuracy, "threshold": 0.3}, binary_columns_batch),
     ("wrapped_top_k", K.MeanMetricWrapper, {"fn": K.top_k_categorical_accuracy, "k": 2}, one_hot_batch),
+    ("wrapped_ignored", K.MeanMetricWrapper, {"fn": L.sparse_categorical_crossentropy, "ignore_class": -1}, ignored_batch),
+    (
+        "wrapped_ignored_logits",
+        K.MeanMetricWrapper,
+        {"fn": L.sparse_categorical_crossentropy, "ignore_class": 2, "from_logits": True, "axis": -1},
+        sparse_logit_batch,
+    ),
+    ("wrapped_axis", K.MeanMetricWrapper, {"fn": L.binary_crossentropy, "from_logits": True, "axis": 1}, logit_3d_batch),
+    (
+        "wrapped_class_focal",
+        K.MeanMetricWrapper,
+        {"fn": L.categorical_focal_crossentropy, "alpha": 0.4, "gamma": 1.5},
+        one_hot_batch,
+    ),
+    ("wrapped_generalized", K.MeanMetricWrapper, {"fn": L.categorical_generalized_cross_entropy, "q": 0.4}, sparse_batch),
+    (
+        "wrapped_sparse_top_k",
+        K.MeanMetricWrapper,
+        {"fn": K.sparse_top_k_categorical_accuracy, "k": 2, "from_sorted_ids": False},
+        sparse_batch,
+    ),
     ("wrapped_sparse_accuracy", K.MeanMetricWrapper, {"fn": K.sparse_categorical_accuracy}, sparse_batch),
     ("sparse_categorical_accuracy", K.SparseCategoricalAccuracy, {}, sparse_batch),
     ("sparse_categorical_accuracy_column", K.SparseCategoricalAccuracy, {}, sparse_column_batch),
@@ -266,6 +296,8 @@ CASES = [
 
 # Keras does not broadcast the weights of these to all positions.
 UNWEIGHTED = {"mean_iou_map"}
+# Whether there are weights decides whether ignored labels count: `metric_names` has both.
+UNWEIGHTED |= {"wrapped_ignored", "wrapped_ignored_logits"}
 
 
 def weight_variants(rng, name, y_true_shape):

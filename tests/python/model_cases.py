@@ -103,6 +103,73 @@ def bidirectional_apart(rng):
     return keras.Model(x, list(L.Bidirectional(L.GRU(2), merge_mode=None)(x))), sequence(rng, 3, 5, 3)
 
 
+def masked_steps(name, layer):
+    """A layer on the words of every sentence of a text, some of which are padding."""
+
+    def build(rng):
+        x = keras.Input((3, 4), dtype="int32")
+        y = L.TimeDistributed(layer())(L.Embedding(9, 3, mask_zero=True)(x))
+        rows = words(rng, (18, 4)).reshape(6, 3, 4)
+        return keras.Model(x, L.Dense(2)(L.Flatten()(y))), rows
+
+    CASES[f"masked_steps_{name}"] = build
+
+
+masked_steps("lstm", lambda: L.LSTM(3))
+masked_steps("gru_sequences", lambda: L.GRU(3, return_sequences=True))
+masked_steps("simple_rnn_backwards", lambda: L.SimpleRNN(3, go_backwards=True, zero_output_for_mask=True, return_sequences=True))
+masked_steps("bidirectional", lambda: L.Bidirectional(L.LSTM(2, return_sequences=True)))
+masked_steps("dense", lambda: L.Dense(2, activation="relu"))
+
+
+def activated(name, shape, *layers, called=True):
+    """Layers whose activations have weights, which Keras makes when the model is called. Files written before lack them."""
+
+    def build(rng):
+        x = y = keras.Input(shape[1:])
+        for layer in layers:
+            y = layer()(y)
+        model, inputs = keras.Model(x, y), sequence(rng, *shape)
+        if called:
+            model(inputs)
+        return model, inputs
+
+    CASES[f"activated_{name}"] = build
+
+
+activated(
+    "dense",
+    (4, 3),
+    lambda: L.Dense(5, activation=L.PReLU(alpha_initializer="ones", alpha_regularizer="l2"), activity_regularizer="l1"),
+    lambda: L.Dense(4, activation=L.LayerNormalization()),
+    lambda: L.Dense(3, activation=L.Dense(2, activation="tanh")),
+)
+activated("frozen", (4, 3), lambda: L.Dense(5, activation=L.PReLU(trainable=False)), lambda: L.Dense(2))
+activated(
+    "described",
+    (4, 3),
+    lambda: L.Dense(5, activation=L.PReLU(alpha_initializer="ones")),
+    lambda: L.Dense(2, activation=L.PReLU()),
+    called=False,
+)
+activated("statistics", (6, 3), lambda: L.Dense(5, activation=L.BatchNormalization(momentum=0.8)), lambda: L.Dense(2))
+activated(
+    "convolutions",
+    (3, 8, 8, 2),
+    lambda: L.Conv2D(3, 3, activation=L.PReLU(shared_axes=[1, 2])),
+    lambda: L.SeparableConv2D(4, 3, activation=L.PReLU()),
+    lambda: L.DepthwiseConv2D(2, activation=L.PReLU(shared_axes=[1])),
+    lambda: L.Conv2DTranspose(2, 2, activation=L.PReLU()),
+)
+activated(
+    "steps",
+    (4, 3, 2),
+    lambda: L.TimeDistributed(L.Dense(3, activation=L.PReLU())),
+    lambda: L.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d", activation=L.PReLU()),
+    lambda: L.Activation(L.PReLU()),
+)
+
+
 @case
 def masking_layer(rng):
     x = keras.Input((6, 3))

@@ -85,6 +85,35 @@ impl ImageOptions {
     }
 }
 
+/// The names under which tables have the inputs of a model.
+#[derive(Clone, Debug, Default)]
+pub struct InputNames {
+    /// The names of the input layers.
+    pub layers: Vec<String>,
+    /// The keys or paths of the inputs, if the model takes a dict or nested structure.
+    pub paths: Option<Vec<String>>,
+    /// The names of the input layers that take strings.
+    pub text: Vec<String>,
+}
+
+impl InputNames {
+    /// A reader with the names that the columns of a table have: the keys or paths if each has a column, else the names of
+    /// the input layers.
+    ///
+    /// # Errors
+    /// A file that is not a table.
+    pub fn of_table(&self, csv: Csv, path: &Path) -> Result<Csv> {
+        let paths = match &self.paths {
+            Some(paths) if csv.has_columns_for(path, paths)? => paths,
+            _ => return Ok(csv.inputs(self.layers.clone()).text_inputs(self.text.clone())),
+        };
+        let is_text = self.layers.iter().map(|name| self.text.contains(name));
+        let text = paths.iter().zip(is_text).filter(|(_, text)| *text);
+        let text: Vec<String> = text.map(|(path, _)| path.clone()).collect();
+        Ok(csv.inputs(paths.clone()).text_inputs(text))
+    }
+}
+
 /// The data to load, and the inputs and outputs they are for.
 pub struct LoadRequest<'a> {
     /// A dataset's name, or a path.
@@ -93,10 +122,8 @@ pub struct LoadRequest<'a> {
     pub image_options: ImageOptions,
     /// How to read tables.
     pub args: &'a DataArgs,
-    /// The names of the model's inputs.
-    pub inputs: Vec<String>,
-    /// The names of those that take strings.
-    pub text_inputs: Vec<String>,
+    /// The model's inputs.
+    pub inputs: InputNames,
     /// The names of the model's outputs.
     pub outputs: Vec<String>,
     /// The encoding of the table that the model was trained on.
@@ -272,12 +299,13 @@ fn load_table(path: &Path, request: &LoadRequest<'_>) -> Result<LoadedData> {
     match request.table {
         Some(encoding) => csv = csv.encoding(encoding.clone()),
         None => {
-            if request.inputs.len() > 1 {
-                csv = csv.inputs(request.inputs.clone()).text_inputs(request.text_inputs.clone());
-            } else if !request.text_inputs.is_empty() {
+            let inputs = &request.inputs;
+            if inputs.layers.len() > 1 {
+                csv = inputs.of_table(csv, path)?;
+            } else if !inputs.text.is_empty() {
                 csv = csv.text_inputs([String::new()]);
             }
-            if request.inputs.len() > 1 || request.outputs.len() > 1 {
+            if inputs.layers.len() > 1 || request.outputs.len() > 1 {
                 csv = csv.outputs(request.outputs.clone());
             }
         }

@@ -1,7 +1,7 @@
 //! `phalanx data`: lists, downloads and describes datasets.
 
 use crate::args::{DataArgs, DataCommand};
-use crate::data::{self, ImageOptions, LoadRequest, NamedSamples};
+use crate::data::{self, ImageOptions, InputNames, LoadRequest, NamedSamples};
 use crate::network::Network;
 use crate::terminal;
 use anyhow::Result;
@@ -46,10 +46,9 @@ fn fetch(name: &str) -> Result<()> {
 fn info(name: &str) -> Result<()> {
     let image_options =
         ImageOptions::for_network(&Network::Minigooglenet.default_input(), None, false);
-    let (args, inputs, outputs, table) = (DataArgs::default(), vec![], vec![], None);
-    let text_inputs = vec![];
-    let request =
-        LoadRequest { name, image_options, args: &args, inputs, text_inputs, outputs, table };
+    let (args, outputs, table) = (DataArgs::default(), vec![], None);
+    let inputs = InputNames::default();
+    let request = LoadRequest { name, image_options, args: &args, inputs, outputs, table };
     let data = data::load(&request)?;
     let mut out = terminal::stdout();
     if let Ok(Some(path)) = datasets::find(name) {

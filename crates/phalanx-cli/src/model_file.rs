@@ -225,9 +225,9 @@ impl ModelFile {
 
     /// Whether each output is an independent probability (multi-label classification).
     pub fn is_multi_label(&self) -> bool {
-        match &self.losses {
-            Losses::Known(losses) => losses.contains(&"BinaryCrossentropy"),
-            Losses::Unknown(_) | Losses::None => self.activation == Activation::Sigmoid,
+        match self.known_losses() {
+            Some(losses) => losses.contains(&"BinaryCrossentropy"),
+            None => self.activation == Activation::Sigmoid,
         }
     }
 
@@ -240,9 +240,17 @@ impl ModelFile {
 
     /// Whether the file describes a classifier.
     fn is_classifier(&self) -> bool {
+        match self.known_losses() {
+            Some(losses) => losses.iter().all(|loss| loss.ends_with("Crossentropy")),
+            None => self.activation != Activation::Other,
+        }
+    }
+
+    /// The losses of the outputs, if any output has one.
+    fn known_losses(&self) -> Option<&[&'static str]> {
         match &self.losses {
-            Losses::Known(losses) => losses[..].iter().all(|loss| loss.ends_with("Crossentropy")),
-            Losses::Unknown(_) | Losses::None => self.activation != Activation::Other,
+            Losses::Known(losses) if losses.iter().any(|loss| *loss != NO_LOSS) => Some(losses),
+            _ => None,
         }
     }
 
@@ -392,7 +400,13 @@ impl ModelFile {
         options: CompileOptions,
     ) -> Result<Model> {
         let CompileOptions { optimizer, strategy, seed } = options;
-        if *loss_source == LossSource::Stored && purpose == Purpose::Train && optimizer.is_none() {
+        let stored = *loss_source == LossSource::Stored;
+        if stored && purpose == Purpose::Train && self.known_losses().is_none() {
+            let path = self.path.display();
+            let hint = "only penalties of its layers, if any, change weights; add --loss";
+            tracing::warn!("{path}: was compiled without a loss: {hint}");
+        }
+        if stored && purpose == Purpose::Train && optimizer.is_none() {
             return Ok(self.load().strategy(strategy).seed(seed).model(&self.path)?);
         }
         let mut model = self.load().compile(false).model(&self.path)?;

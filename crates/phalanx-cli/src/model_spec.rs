@@ -1,7 +1,7 @@
 //! The model of a command: a network by name or a model file, and the origin of its weights.
 
 use crate::args::{BatchArgs, ShapeArgs};
-use crate::data::LoadedData;
+use crate::data::{InputNames, LoadedData};
 use crate::model_file::{LossSource, ModelFile, Purpose};
 use crate::network::{DEFAULT_BATCH_SIZE, ModelArg, Network};
 use crate::preprocessing::Preprocessing;
@@ -256,6 +256,13 @@ impl ModelSpec {
             ModelKind::Network(_) => None,
             ModelKind::File(file) => file.input_paths.as_deref(),
         }
+    }
+
+    /// The names under which tables have the inputs.
+    pub fn table_inputs(&self) -> InputNames {
+        let (layers, _) = self.io_names();
+        let paths = self.input_paths().map(<[String]>::to_vec);
+        InputNames { layers, paths, text: self.text_inputs() }
     }
 
     /// The names of the inputs that take strings.

@@ -158,8 +158,8 @@ fn load_inputs(
             DataArgs::default().csv().load_inputs(path, table)?.set.inputs
         }
         (Some("csv"), None) if !spec.text_inputs().is_empty() => {
-            let csv = DataArgs::default().csv().inputs(spec.io_names().0);
-            csv.text_inputs(spec.text_inputs()).load_columns(path)?.set.inputs
+            let csv = spec.table_inputs().of_table(DataArgs::default().csv(), path)?;
+            csv.load_columns(path)?.set.inputs
         }
         (Some("csv"), None) => {
             bail!("expected a model that was trained on a table, or a .npy or .npz")

@@ -223,9 +223,9 @@ fn load_request<'a>(
     image_options: ImageOptions,
     table: Option<&'a phalanx::datasets::TableEncoding>,
 ) -> LoadRequest<'a> {
-    let (inputs, outputs) = spec.io_names();
-    let (name, args, text_inputs) = (request.name, request.args, spec.text_inputs());
-    LoadRequest { name, image_options, args, inputs, text_inputs, outputs, table }
+    let (inputs, (_, outputs)) = (spec.table_inputs(), spec.io_names());
+    let (name, args) = (request.name, request.args);
+    LoadRequest { name, image_options, args, inputs, outputs, table }
 }
 
 /// The class of each row, if each has one.

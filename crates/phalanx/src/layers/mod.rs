@@ -3,6 +3,7 @@
 //! A layer is its config: a plain struct whose builder methods are Keras' arguments and whose serde form is
 //! Keras' config. To add a layer, write its file, declare its module and add a row to the table below.
 
+pub(crate) mod activated;
 mod activation;
 mod activity_regularization;
 mod adaptive_pooling;
@@ -53,6 +54,7 @@ mod up_sampling;
 pub(crate) mod window;
 mod zero_padding;
 
+pub use activated::Activated;
 pub use attention::ScoreMode;
 pub use audio::SpectrogramMode;
 pub use dot::DotAxes;
@@ -253,6 +255,9 @@ pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<B
     }
     if class_name == "Lambda" {
         return Err(lambda());
+    }
+    if let Some(activated) = activated::read(class_name, &config) {
+        return activated;
     }
     let known = || class_names().into_iter().map(String::from).collect();
     let class = REGISTRY.find(class_name, |class| class.name == class_name, known)?;

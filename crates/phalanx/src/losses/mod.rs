@@ -261,7 +261,7 @@ fn label_targets(loss: &str, prediction: &Type) -> Result<Type> {
 }
 
 /// 1 for each label that counts, 0 for those of the ignored class.
-fn counted_labels(g: &mut Graph, labels: NodeId, ignored: i64) -> Result<NodeId> {
+pub(crate) fn counted_labels(g: &mut Graph, labels: NodeId, ignored: i64) -> Result<NodeId> {
     let (one, ignored) = (g.scalar(1.0), g.scalar(ignored as f64));
     let labels = g.cast(labels, DType::F32)?;
     let ignored = g.binary(Binary::Eq, labels, ignored)?;

@@ -16,6 +16,12 @@ const METRIC_FUNCTIONS: [&str; 5] = [
     "top_k_categorical_accuracy",
     "sparse_top_k_categorical_accuracy",
 ];
+/// Arguments of Keras' functions that have one supported value, which `from_config` checks.
+const FIXED_ARGUMENTS: [(&str, &str); 3] = [
+    ("sparse_categorical_crossentropy", "axis"),
+    ("top_k_categorical_accuracy", "from_sorted_ids"),
+    ("sparse_top_k_categorical_accuracy", "from_sorted_ids"),
+];
 /// Keys of a config that are not arguments of the function.
 const OWN_KEYS: [&str; 4] = ["fn", "name", "dtype", "reduction"];
 
@@ -95,17 +101,15 @@ impl MeanMetricWrapper {
     ) -> Result<MeanMetricWrapper> {
         let values = Values::of(function, arguments)?;
         let known = values.arguments();
-        if let Some((key, value)) = arguments.iter().find(|(key, _)| !known.contains_key(*key)) {
+        let is_known =
+            |key: &str| known.contains_key(key) || FIXED_ARGUMENTS.contains(&(function, key));
+        if let Some((key, value)) = arguments.iter().find(|(key, _)| !is_known(key)) {
             let names: Vec<&str> = known.keys().map(String::as_str).collect();
             let expected = match names.is_empty() {
                 true => format!("no arguments of {function}"),
                 false => format!("an argument of {function}: {}", names.join(", ")),
             };
             return Err(Error::argument(CLASS, key.clone(), expected, value));
-        }
-        // Without sample weights, Keras counts ignored labels as zeros. A metric does not know whether there are weights.
-        if let Some(ignored) = arguments.get("ignore_class").filter(|value| !value.is_null()) {
-            return Err(Error::argument(CLASS, "ignore_class", "null", ignored));
         }
         let (name, function, arguments) = (name.into(), function.into(), arguments.clone());
         Ok(MeanMetricWrapper { name, function, arguments, values })
@@ -158,6 +162,13 @@ impl Metric for MeanMetricWrapper {
         true
     }
 
+    fn ignored_class(&self) -> Option<i64> {
+        match &self.values {
+            Values::Loss(loss) => loss.ignored_class(),
+            Values::Mean(_) => None,
+        }
+    }
+
     fn update(
         &self,
         g: &mut Graph,
@@ -167,6 +178,12 @@ impl Metric for MeanMetricWrapper {
     ) -> Result<NodeId> {
         match &self.values {
             Values::Loss(loss) => {
+                if loss.is_of_batch(g.ty(y_pred)) {
+                    let owner = format!("metric '{}'", self.name);
+                    let expected = "a function with a value for each sample";
+                    let received = format!("{}, one number for a batch", self.function);
+                    return Err(Error::argument(owner, "fn", expected, received));
+                }
                 let values = loss.call(g, y_true, y_pred)?;
                 mean_state(self, g, values, weight)
             }

@@ -146,6 +146,12 @@ pub trait Metric: Debug + Send + Sync {
         false
     }
 
+    /// The class whose labels have values of 0, if any. As in Keras, they count in the mean nevertheless, but not beside a
+    /// mask or sample weights.
+    fn ignored_class(&self) -> Option<i64> {
+        None
+    }
+
     /// The length of the vector of sums for predictions of this type.
     fn state_len(&self, _prediction: &Type) -> usize {
         2

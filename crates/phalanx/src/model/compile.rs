@@ -1,13 +1,14 @@
 //! `compile` and its arguments.
 
 use super::Model;
+use super::definition::Definition;
 use super::session::Session;
 use crate::custom::{self, function_object};
 use crate::error::{Error, Result};
 use crate::losses::{self, Loss};
 use crate::metrics::Metric;
 use crate::optimizers::{self, LossScaleOptimizer, Optimizer};
-use crate::saving::object;
+use crate::saving::{in_structure, object};
 use crate::strategy::{MirroredStrategy, Policy, Shard};
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
@@ -60,7 +61,8 @@ impl<M: Metric + 'static> From<M> for MetricArgument {
 /// The arguments of `compile`.
 ///
 /// Without a loss, a model trains on the penalties of its layers alone, as in Keras: regularizers, activity regularizers
-/// and what layers add to the loss. Its data then have no targets.
+/// and what layers add to the loss. Its data then have targets for its metrics only. Without penalties too, `evaluate`
+/// reports the metrics and a loss of 0, and `fit` changes nothing.
 ///
 /// ```
 /// use phalanx::prelude::*;
@@ -140,11 +142,13 @@ impl Compile {
         let has_metrics = |output: usize, lists: &[Vec<MetricArgument>]| {
             lists.get(output).is_some_and(|list| !list.is_empty())
         };
-        let compared = |(output, loss): (usize, &Option<LossArgument>)| {
+        let compared = |output: usize| {
             let lists = [&self.metrics, &self.weighted_metrics];
-            loss.is_some() || lists.iter().any(|lists| has_metrics(output, lists))
+            let has_loss = self.losses.get(output).is_some_and(Option::is_some);
+            has_loss || lists.iter().any(|lists| has_metrics(output, lists))
         };
-        self.losses.iter().enumerate().map(compared).collect()
+        let outputs = self.losses.len().max(self.metrics.len()).max(self.weighted_metrics.len());
+        (0..outputs).map(compared).collect()
     }
 
     /// Returns `from_logits` of each loss, if it has that option.
@@ -260,7 +264,9 @@ pub(crate) struct ResolvedCompile {
 
 impl Compile {
     /// Returns losses and metrics with the keys of Keras' `compile_config`; names stay names.
-    fn describe(&self, outputs: usize) -> Map<String, Value> {
+    fn describe(&self, def: &Definition) -> Map<String, Value> {
+        let outputs = def.outputs.len();
+        let per_output = |values| in_structure(&def.output_structure, values);
         let lists = |lists: &[Vec<MetricArgument>]| {
             let list =
                 |list: &Vec<MetricArgument>| list.iter().map(metric_value).collect::<Value>();
@@ -270,7 +276,7 @@ impl Compile {
                 lists => {
                     let rest = outputs.saturating_sub(lists.len());
                     let rest = std::iter::repeat_n(Value::Array(vec![]), rest);
-                    lists.iter().map(list).chain(rest).collect()
+                    per_output(lists.iter().map(list).chain(rest).collect())
                 }
             }
         };
@@ -279,11 +285,11 @@ impl Compile {
         let loss = match &losses[..] {
             [] => Value::Null,
             [one] => one.clone(),
-            _ => losses.into(),
+            _ => per_output(losses),
         };
         let weights = match &self.loss_weights[..] {
             [] => Value::Null,
-            weights => weights.into(),
+            weights => per_output(weights.iter().map(|weight| Value::from(*weight)).collect()),
         };
         let entries = [
             ("loss", loss),
@@ -297,12 +303,12 @@ impl Compile {
         entries.into_iter().map(|(key, value)| (key.into(), value)).collect()
     }
 
-    /// Looks up names and checks all arguments for a model with `outputs` outputs.
-    /// `policy` is that of its layers.
-    pub(crate) fn resolve(self, outputs: usize, policy: Policy) -> Result<ResolvedCompile> {
+    /// Looks up names and checks all arguments for a model.
+    fn resolve(self, def: &Definition) -> Result<ResolvedCompile> {
+        let (outputs, policy) = (def.outputs.len(), def.dtype_policy());
         let described = match &self.described {
             Some(described) => described.clone(),
-            None => self.describe(outputs),
+            None => self.describe(def),
         };
         let optimizer = match self.optimizer {
             OptimizerArgument::Value(o) => o,
@@ -323,13 +329,12 @@ impl Compile {
             Err(Error::argument("compile", argument, format!("one per output, {outputs}"), n))
         };
         // Without losses, a model trains on the penalties of its layers.
-        let targets = if losses.is_empty() { 0 } else { outputs };
-        if targets > 0 {
+        if !losses.is_empty() {
             check_count("loss", losses.len())?;
         }
         let loss_weights =
-            if self.loss_weights.is_empty() { vec![1.0; targets] } else { self.loss_weights };
-        match targets {
+            if self.loss_weights.is_empty() { vec![1.0; losses.len()] } else { self.loss_weights };
+        match losses.len() {
             0 if !loss_weights.is_empty() => {
                 let (expected, received) = ("none without a loss", loss_weights.len());
                 return Err(Error::argument("compile", "loss_weights", expected, received));
@@ -347,10 +352,6 @@ impl Compile {
         {
             if lists.len() > outputs {
                 check_count(argument, lists.len())?;
-            }
-            if targets == 0 && lists.iter().any(|list| !list.is_empty()) {
-                let expected = "none without a loss, which says what targets there are";
-                return Err(Error::argument("compile", argument, expected, lists.len()));
             }
             for (of_output, list) in metrics.iter_mut().zip(lists) {
                 of_output.extend(list.into_iter().map(|m| (m, weighted)));
@@ -381,12 +382,7 @@ fn resolve_losses(losses: Vec<Option<LossArgument>>) -> Result<Vec<Option<Box<dy
         loss.validate()?;
         Ok(Some(loss))
     };
-    let losses: Vec<_> = losses.into_iter().map(resolve).collect::<Result<_>>()?;
-    if !losses.is_empty() && losses.iter().all(Option::is_none) {
-        let expected = "a loss for one output or more";
-        return Err(Error::argument("compile", "loss", expected, "none"));
-    }
-    Ok(losses)
+    losses.into_iter().map(resolve).collect()
 }
 
 /// A name, or the registered function or class that it stands for.
@@ -436,7 +432,7 @@ impl Model {
     /// If a name is unknown, an option is out of range, or a loss or metric does not match its output.
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
         self.def.check_policies()?;
-        let resolved = compile.resolve(self.def.outputs.len(), self.def.dtype_policy())?;
+        let resolved = compile.resolve(&self.def)?;
         // Copies of the weights in the machine's memory: the model's own, and those of the devices.
         let local = resolved.strategy.local();
         let copies = match (local.backend().traits().on_host, local.requested_shard()) {

@@ -17,7 +17,7 @@ mod on_batch;
 mod pass_events;
 mod run_config;
 mod run_state;
-mod sample_weights;
+pub(crate) mod sample_weights;
 mod session;
 mod shape;
 mod source;

@@ -48,7 +48,7 @@ impl BatchWeights {
     }
 
     /// All samples as one batch.
-    fn batch(&self, session: &Session, x: Columns, y: Columns) -> Result<HostBatch> {
+    fn batch(&self, session: &mut Session, x: Columns, y: Columns) -> Result<HostBatch> {
         let of_samples = self.sample_weight.is_none() && self.class_weight.is_none();
         if of_samples && self.output_weights.is_none() {
             return one_batch(session, x, y);

@@ -1,7 +1,7 @@
 //! The sample weights of a step: one for each sample, for all outputs, or the weights of each output.
 
 use crate::error::{Error, Result};
-use crate::losses::{Loss, Reduction};
+use crate::losses::{Loss, Reduction, counted_labels};
 use crate::metrics::Metric;
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{Graph, NodeId, Op, Type};
@@ -127,4 +127,31 @@ pub(super) fn of_metric(
     weight = g.reshape(weight, &dims)?;
     mask = g.reshape(mask, &mask_dims)?;
     Ok(g.mul(weight, mask)?)
+}
+
+/// The weight of each position of a metric with a mask, without the labels of the class that it ignores.
+pub(crate) fn without_ignored(
+    g: &mut Graph,
+    metric: &dyn Metric,
+    weight: NodeId,
+    labels: NodeId,
+) -> Result<NodeId> {
+    let Some(ignored) = metric.ignored_class() else { return Ok(weight) };
+    let counted = counted_labels(g, labels, ignored)?;
+    let dims = g.ty(counted).dims.clone();
+    let weight = g.reshape(weight, &dims)?;
+    Ok(g.mul(weight, counted)?)
+}
+
+/// Fails for a metric whose mean depends on whether the data have weights.
+pub(super) fn check_ignored(metric: &dyn Metric, weighted: bool) -> Result<()> {
+    match metric.ignored_class() {
+        Some(ignored) if weighted => {
+            let owner = format!("metric '{}'", metric.name());
+            let expected = "null among weighted_metrics of an output without a mask: in Keras, its \
+                            labels count only if the data have no weights";
+            Err(Error::argument(owner, "ignore_class", expected, ignored))
+        }
+        _ => Ok(()),
+    }
 }

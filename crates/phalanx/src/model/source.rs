@@ -91,11 +91,14 @@ impl Source {
     /// unchanged. `name` describes the data in errors.
     pub(super) fn prepare(
         self,
-        session: &Session,
+        session: &mut Session,
         batch: Option<usize>,
         with_targets: bool,
         name: &str,
     ) -> Result<Source> {
+        if with_targets {
+            session.decide_metrics(&self)?;
+        }
         let mut arrays = match self {
             Source::Arrays(arrays) => arrays,
             Source::Dataset(dataset) if session.def.host.is_some() => {
@@ -177,12 +180,13 @@ fn with_checked_targets(mut arrays: Arrays, session: &Session, name: &str) -> Re
 }
 
 /// Returns all samples as one batch.
-pub(super) fn one_batch(session: &Session, x: Columns, y: Columns) -> Result<HostBatch> {
+pub(super) fn one_batch(session: &mut Session, x: Columns, y: Columns) -> Result<HostBatch> {
     let (x, y) = (x.into_samples(), y.into_samples());
     let matches_model = match (&x[..], &y[..]) {
         ([Samples::Tensor(x)], [Samples::Tensor(y)]) => {
             x.rows() == y.rows()
                 && session.def.host.is_none()
+                && !session.has_undecided_metrics()
                 && session.checks.input_dtypes() == [x.dtype()]
                 && session.checks.target_dtypes() == [y.dtype()]
                 && session.checks.padded_target(0, y).is_none()
@@ -208,7 +212,7 @@ pub(super) fn one_batch(session: &Session, x: Columns, y: Columns) -> Result<Hos
 }
 
 /// Returns all samples of arrays as one batch.
-pub(super) fn as_one_batch(session: &Session, arrays: Arrays) -> Result<HostBatch> {
+pub(super) fn as_one_batch(session: &mut Session, arrays: Arrays) -> Result<HostBatch> {
     let rows = arrays.len().unwrap_or(1).max(1);
     let source = arrays.into_source()?.in_order().prepare(session, Some(rows), true, "batch")?;
     let mut batch = HostBatch::default();

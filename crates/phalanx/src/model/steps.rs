@@ -8,7 +8,9 @@
 use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, Operand, is_integer_check};
 use crate::losses::{Loss, Reduction};
-use crate::model::sample_weights::{SampleWeights, at_positions, of_metric, weighted_sample};
+use crate::model::sample_weights::{
+    SampleWeights, at_positions, check_ignored, of_metric, weighted_sample, without_ignored,
+};
 use crate::model::session::{Objective, Tracked};
 use crate::model::update_graph::{self, UpdateState};
 use crate::regularizers::Regularizer;
@@ -90,7 +92,11 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
         for Tracked { metric, weighted, .. } in metrics {
             let weight = if *weighted { weights.of(i) } else { ones };
             let Operand { node, mask } = l.outputs[i];
-            let weight = of_metric(g, metric.as_ref(), weight, (mask, node))?;
+            let mut weight = of_metric(g, metric.as_ref(), weight, (mask, node))?;
+            match mask {
+                Some(_) => weight = without_ignored(g, metric.as_ref(), weight, targets[&i])?,
+                None => check_ignored(metric.as_ref(), *weighted)?,
+            }
             let state = metric.update(g, targets[&i], node, weight)?;
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
         }

@@ -79,6 +79,15 @@ impl IoStructure {
 }
 
 impl IoTree {
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        match self {
+            IoTree::Tensor => 1,
+            IoTree::List(items) => items.iter().map(IoTree::len).sum(),
+            IoTree::Dict(entries) => entries.iter().map(|(_, tree)| tree.len()).sum(),
+        }
+    }
+
     fn add_paths(&self, at: &mut Vec<PathStep>, paths: &mut Vec<Vec<PathStep>>) {
         let mut below = |step: PathStep, tree: &IoTree| {
             at.push(step);

@@ -160,10 +160,11 @@ impl Load {
             return Ok(());
         }
         let in_file = |error| with_path(path, error);
-        let compile = keras::compile(config, &model.output_names()).map_err(in_file)?;
+        let compile = keras::compile(config, &keras::Outputs::of(model)).map_err(in_file)?;
         let Some(mut compile) = compile else { return Ok(()) };
-        // Keras also compiles models that cannot be trained.
-        if compile.losses.is_empty() && !model.has_penalties().map_err(in_file)? {
+        // Keras also compiles models that can neither be trained nor evaluated.
+        let compares = compile.compared_outputs().contains(&true);
+        if !compares && !model.has_penalties().map_err(in_file)? {
             return Ok(());
         }
         compile.strategy = self.strategy;
@@ -218,7 +219,7 @@ impl Stored {
 pub fn read_compile(path: impl AsRef<Path>) -> Result<Option<Compile>> {
     let path = path.as_ref();
     let config = stored_config(path)?;
-    let outputs = structure(path, &config)?.output_names();
+    let outputs = keras::Outputs::of(&structure(path, &config)?);
     match config.get("compile_config").and_then(Value::as_object) {
         Some(config) => keras::compile(config, &outputs).map_err(|error| with_path(path, error)),
         None => Ok(None),
@@ -227,7 +228,7 @@ pub fn read_compile(path: impl AsRef<Path>) -> Result<Option<Compile>> {
 
 /// The compile arguments for evaluating the model in a file: its losses and the supported metrics. Also
 /// returns a message for each metric that is left out. The optimizer is ignored. `None` if the file has
-/// no loss.
+/// neither losses nor metrics.
 ///
 /// # Errors
 /// A damaged file, a file without structure, or an unsupported loss.
@@ -236,7 +237,7 @@ pub fn read_compile_for_evaluation(
 ) -> Result<Option<(Compile, Vec<String>)>> {
     let path = path.as_ref();
     let config = stored_config(path)?;
-    let outputs = structure(path, &config)?.output_names();
+    let outputs = keras::Outputs::of(&structure(path, &config)?);
     match config.get("compile_config").and_then(Value::as_object) {
         Some(config) => {
             keras::compile_for_evaluation(config, &outputs).map_err(|error| with_path(path, error))

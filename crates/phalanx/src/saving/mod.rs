@@ -30,7 +30,7 @@ pub use convert::convert;
 pub use describe::{Description, LayerEntry, TensorEntry, describe};
 pub use diff::{Difference, diff};
 pub(crate) use format::Format;
-pub(crate) use keras::{layers_in_order, object, optimizer_object};
+pub(crate) use keras::{in_structure, layers_in_order, object, optimizer_object};
 pub(crate) use legacy::Top;
 pub use load::{Load, load_model, read_compile, read_compile_for_evaluation};
 use load::{Stored, open_stored, with_path};

@@ -7,6 +7,7 @@ use super::update::{self, UpdateArguments};
 use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, Operand};
 use crate::metrics::Metric;
+use crate::model::sample_weights::without_ignored;
 use crate::model::steps::{self, reduced_fetch};
 use crate::model::update_graph::WeightState;
 use crate::model::{Definition, StepKind};
@@ -302,6 +303,7 @@ impl<'a> StepContext<'a> {
             dims.fill(1);
             let of_row = g.reshape(weight, &dims)?;
             weight = g.mul(of_row, *mask)?;
+            weight = without_ignored(g, metric.as_ref(), weight, target)?;
         }
         let state = metric.update(g, target, prediction, weight)?;
         let fetch = reduced_fetch(g, format!("metric {}", metric.name()), state)?;

@@ -212,15 +212,14 @@ fn vectors_and_penalties_are_those_of_keras_on_emulated_gpus() {
 }
 
 #[test]
-fn a_model_without_a_loss_and_penalties_is_refused() {
+fn a_model_without_a_loss_metrics_and_penalties_is_refused() {
     let x = Input::new([3]).symbol();
     let mut model = Model::new(&x, Dense::new(2).apply(&x)).unwrap();
     let text = model.compile(Compile::new("sgd")).unwrap_err().to_string();
-    let expected = "loss: expected one per output, 1, or layers with penalties, received neither";
+    let expected = "a loss for one output or more, metrics, or layers with penalties, \
+                    received none of them";
     assert!(text.ends_with(expected), "{text}");
     let mut model = Model::new(&x, Dense::new(2).kernel_regularizer("l2").apply(&x)).unwrap();
-    let text = model.compile(Compile::new("sgd").metrics(["mae"])).unwrap_err().to_string();
-    assert!(text.contains("metrics: expected none without a loss"), "{text}");
     let compile = Compile::new("sgd").loss_weights([2.0]);
     let text = model.compile(compile).unwrap_err().to_string();
     assert!(text.contains("loss_weights: expected none without a loss, received 1"), "{text}");

@@ -206,6 +206,27 @@ fn accuracy_and_crossentropy_pick_their_kind_and_keep_their_name() {
     assert_eq!((metric.class_name(), metric.name()), ("MeanSquaredError", "mse"));
 }
 
+#[test]
+fn what_only_weights_of_the_data_decide_is_refused() {
+    use phalanx::prelude::{Apply, Compile, Dense, Input, Model};
+    let ignored = serde_json::json!({ "ignore_class": 1 });
+    let ignored = ignored.as_object().unwrap();
+    let function = "sparse_categorical_crossentropy";
+    let metric = || metrics::MeanMetricWrapper::with_arguments(function, "error", ignored).unwrap();
+    let x = Input::new([2]).symbol();
+    let mut model = Model::new(&x, Dense::new(3).activation("softmax").apply(&x)).unwrap();
+    let compile = || Compile::new("sgd").loss(function);
+    model.compile(compile().metrics([metric()])).unwrap();
+    let text = model.compile(compile().weighted_metrics([metric()])).unwrap_err().to_string();
+    let expected = "metric 'error': ignore_class: expected null among weighted_metrics";
+    assert!(text.contains(expected), "{text}");
+    // Keras counts the number of a batch once, however many samples it has.
+    let metric = metrics::MeanMetricWrapper::new("dice", "overlap").unwrap();
+    let text = model.compile(Compile::new("sgd").loss("mse").metrics([metric])).unwrap_err();
+    let expected = "fn: expected a function with a value for each sample, received dice";
+    assert!(text.to_string().contains(expected), "{text}");
+}
+
 fn misfit(metric: &dyn Metric, target: Type, prediction: Type) -> String {
     let mut g = Graph::new();
     let ids = [target, prediction, Type::rows([])].map(|ty| g.add_feed("feed", ty));
@@ -282,10 +303,6 @@ fn names_and_configs_that_mean_nothing_are_refused() {
         ("MeanMetricWrapper", serde_json::json!({"fn": "huber", "gamma": 1.0})),
         ("MeanMetricWrapper", serde_json::json!({"fn": "huber", "delta": -1.0})),
         ("MeanMetricWrapper", serde_json::json!({"fn": "binary_accuracy", "from_logits": true})),
-        (
-            "MeanMetricWrapper",
-            serde_json::json!({"fn": "sparse_categorical_crossentropy", "ignore_class": 1}),
-        ),
         ("MeanIoU", serde_json::json!({"num_classes": 1u64 << 40})),
         ("BinaryIoU", serde_json::json!({"target_class_ids": [2]})),
         ("Recall", serde_json::json!({"thresholds": [0.1, 1.5]})),

@@ -4,6 +4,7 @@ use super::options::{at_step, stack};
 use crate::custom::short_class;
 use crate::error::Result;
 use crate::layer::{Argument, Arguments, Layer, LayerContext, MaskRule, Operand, Outputs};
+use crate::layers::activated;
 use crate::layers::nested::NestedLayer;
 use crate::layers::nested_model::NestedModel;
 use crate::layers::support::{shape_text, single};
@@ -104,7 +105,8 @@ impl Layer for TimeDistributed {
                 return Err(cx.argument("input", "shape (batch, steps, ..)", received));
             }
         };
-        if POINTWISE.contains(&self.inner.layer().class_name()) {
+        let inner = self.inner.layer();
+        if POINTWISE.contains(&inner.class_name()) && !activated::has_layer(inner) {
             return Ok(self.apply(cx, x, None)?.into());
         }
         let mask = cx.mask(0);

@@ -6,7 +6,7 @@ use super::run_step::feed;
 use super::shapes::BatchShape;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
-use crate::losses::{self, Loss};
+use crate::losses;
 use crate::model::definition::Definition;
 use phalanx_graph::{DType, Data, Graph, Space, Tensor, Type};
 use std::fmt;
@@ -85,7 +85,13 @@ impl BatchChecks {
             let loss = objective.loss_of(*output);
             let padding = loss.filter(|loss| pads && loss.pads_targets());
             dtypes.push(target.dtype);
-            ignored_classes.push(loss.and_then(Loss::ignored_class));
+            ignored_classes.push(match loss {
+                Some(loss) => loss.ignored_class(),
+                None => {
+                    let metrics = objective.metrics[*output].iter();
+                    metrics.map(|tracked| &tracked.metric).find_map(|m| m.ignored_class())
+                }
+            });
             padded_lengths.push(padding.and_then(|_| target.dims.first().copied()));
         }
         Ok(BatchChecks {

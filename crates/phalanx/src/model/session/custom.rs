@@ -28,7 +28,12 @@ impl Session {
         let main = recorded.phases[recorded.main.unwrap_or(last)].optimizer;
         let taken = custom.optimizers[main].optimizer.take();
         let optimizer = taken.expect("a step that was just built has its optimizers");
-        let tracked = |(metric, state_len, _)| Tracked { metric, weighted: false, state_len };
+        let tracked = |(metric, state_len, _)| Tracked {
+            metric,
+            weighted: false,
+            state_len,
+            undecided: false,
+        };
         let metrics = vec![recorded.metrics.into_iter().map(tracked).collect()];
         let labels = tested.iter().flat_map(|tested| &tested.recorded.labels);
         let labels = recorded.labels.iter().chain(labels);

@@ -172,10 +172,10 @@ impl Session {
         let (inputs, synchronized) =
             (model.def.example_shapes(), strategy.local().is_deterministic());
         let mut lowered = lower(&model.def, &inputs, compiled, (synchronized, 1), &*optimizer)?;
-        if compiled && losses.is_empty() && !steps::has_penalties(&lowered.low) {
-            let outputs = model.def.outputs.len();
-            let expected = format!("one per output, {outputs}, or layers with penalties");
-            return Err(Error::argument("compile", "loss", expected, "neither"));
+        let compares = losses.iter().any(Option::is_some) || metrics.iter().any(|m| !m.is_empty());
+        if compiled && !compares && !steps::has_penalties(&lowered.low) {
+            let expected = "a loss for one output or more, metrics, or layers with penalties";
+            return Err(Error::argument("compile", "loss", expected, "none of them"));
         }
         let graph = &lowered.low.graph;
         let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(o.node).clone()).collect();

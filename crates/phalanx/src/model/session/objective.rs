@@ -1,6 +1,6 @@
 //! The objective of training: optimizer, losses and metrics.
 
-use super::targets::check_name_is_exact;
+use super::targets::{check_name_is_exact, depends_on_targets};
 use super::{StepKind, Tally, TrainState};
 use crate::error::{Error, Result};
 use crate::losses::{Loss, Reduction};
@@ -15,11 +15,13 @@ use phalanx_graph::Type;
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
-/// A metric, whether the sample weights count in it, and the length of its state.
+/// A metric as the programs of a session compute it.
 pub(crate) struct Tracked {
     pub metric: Box<dyn Metric>,
     pub weighted: bool,
     pub state_len: usize,
+    /// Whether the first targets decide which accuracy it is. Until then it is the one of one-hot targets.
+    pub undecided: bool,
 }
 
 /// The metrics of an output as the user gave them, each with whether the sample weights count in it.
@@ -70,6 +72,7 @@ pub(crate) fn resolve_metrics(
         let target = loss.map(|loss| loss.target(prediction)).transpose()?;
         list.into_iter()
             .map(|(metric, weighted)| {
+                let undecided = target.is_none() && depends_on_targets(&metric, prediction);
                 let metric = match (metric, &target) {
                     (MetricArgument::Value(metric), _) => metric.validate().map(|()| metric),
                     (MetricArgument::Name(name), Some(target)) => {
@@ -81,7 +84,7 @@ pub(crate) fn resolve_metrics(
                     }
                 }?;
                 let state_len = metric.state_len(prediction);
-                Ok(Tracked { metric, weighted, state_len })
+                Ok(Tracked { metric, weighted, state_len, undecided })
             })
             .collect()
     };

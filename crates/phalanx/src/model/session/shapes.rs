@@ -222,6 +222,16 @@ impl Programs {
         self.shapes.add(shape);
     }
 
+    /// Drops the programs of all shapes, whose metrics have changed.
+    pub(super) fn rebuild_shapes(&mut self, objective: &Objective) -> Result<()> {
+        for shape in std::mem::take(&mut self.shapes.shapes) {
+            shape.loaded.all().for_each(|program| lock(&self.executor).unload(program.id));
+            let BatchShape { inputs, weights, outputs, .. } = shape;
+            self.shapes.add(BatchShape::new(objective, inputs, weights, outputs)?);
+        }
+        Ok(())
+    }
+
     /// The sizes of the samples of a batch.
     fn input_sizes(&self, inputs: &[Tensor]) -> Result<Vec<Vec<usize>>> {
         check_count(&self.def, "inputs", self.def.fed.len(), inputs.len())?;

@@ -1,5 +1,6 @@
 //! Compile arguments: `compile_config` in a file, [`Compile`] here.
 
+use super::per_output::{Outputs, single};
 use super::read::{Object, is_keras};
 use crate::custom;
 use crate::error::{Error, Result};
@@ -38,20 +39,14 @@ pub(crate) fn object(module: &str, class: &str, config: Map<String, Value>) -> V
     custom::object(module, class, config)
 }
 
-/// The compile arguments of a file; `None` if there is no optimizer, or metrics without a loss.
+/// The compile arguments of a file; `None` if there is no optimizer.
 pub(in crate::saving) fn compile(
     config: &Map<String, Value>,
-    outputs: &[String],
+    outputs: &Outputs,
 ) -> Result<Option<Compile>> {
     let Some(given) = stored_optimizer(config) else { return Ok(None) };
-    let is_given = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
-    if !is_given("loss") && (is_given("metrics") || is_given("weighted_metrics")) {
-        return Ok(None);
-    }
     let mut compile = Compile::new(read_optimizer(given)?);
-    if is_given("loss") {
-        (compile.losses, compile.loss_weights) = losses(config, outputs)?;
-    }
+    (compile.losses, compile.loss_weights) = losses(config, outputs)?;
     for (key, lists) in
         [("metrics", &mut compile.metrics), ("weighted_metrics", &mut compile.weighted_metrics)]
     {
@@ -68,9 +63,9 @@ pub(in crate::saving) fn compile(
 /// returns a message for each metric that is left out.
 pub(in crate::saving) fn compile_for_evaluation(
     config: &Map<String, Value>,
-    outputs: &[String],
+    outputs: &Outputs,
 ) -> Result<Option<(Compile, Vec<String>)>> {
-    if config.get("loss").is_none_or(Value::is_null) {
+    if ["loss", "metrics", "weighted_metrics"].iter().all(|key| !is_given(config, key)) {
         return Ok(None);
     }
     let (mut compile, mut left_out) = (Compile::new("sgd"), vec![]);
@@ -86,21 +81,29 @@ pub(in crate::saving) fn compile_for_evaluation(
     Ok(Some((compile, left_out)))
 }
 
+/// Whether a `compile_config` has an argument.
+fn is_given(config: &Map<String, Value>, key: &str) -> bool {
+    config.get(key).is_some_and(|value| !value.is_null())
+}
+
 /// The optimizer in a `compile_config`, if any.
 fn stored_optimizer(config: &Map<String, Value>) -> Option<&Value> {
     config.get("optimizer").or(config.get("optimizer_config")).filter(|o| !o.is_null())
 }
 
-/// The loss of every output, if it has one, and the loss weights.
+/// The loss of every output, if it has one, and the loss weights. Without a loss, Keras ignores the weights.
 fn losses(
     config: &Map<String, Value>,
-    outputs: &[String],
+    outputs: &Outputs,
 ) -> Result<(Vec<Option<LossArgument>>, Vec<f64>)> {
+    if !is_given(config, "loss") {
+        return Ok(((0..outputs.len()).map(|_| None).collect(), vec![]));
+    }
     let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
-    let losses = given_per_output("loss", get("loss"), outputs)?.into_iter();
+    let losses = outputs.losses(get("loss"))?.into_iter();
     let losses = losses.map(|value| value.map(loss).transpose()).collect::<Result<Vec<_>>>()?;
-    let weights = given_per_output("loss_weights", get("loss_weights"), outputs)?;
-    let weight = |w: Option<&Value>| match w {
+    let weights = outputs.loss_weights(get("loss"), get("loss_weights"))?;
+    let weight = |w: Option<Value>| match w {
         None => Ok(1.0),
         Some(w) => w
             .as_f64()
@@ -205,49 +208,11 @@ fn known_keys(class: &str, given: &Map<String, Value>, known: &Map<String, Value
     }
 }
 
-/// Whether a value is a single object rather than a list or map.
-fn single(value: &Value) -> bool {
-    !value.is_array() && (value.get("class_name").is_some() || !value.is_object())
-}
-
-/// A value per output: one for all, a list, or a map by output name.
-fn per_output<'a>(
-    what: &str,
-    value: &'a Value,
-    outputs: &[String],
-) -> Result<Vec<Option<&'a Value>>> {
-    let wrong = |received: String| {
-        let expected = format!("one for each output: {}", outputs.join(", "));
-        Error::argument("compile_config", what, expected, received)
-    };
-    match value {
-        Value::Null => Ok(vec![None; outputs.len()]),
-        value if single(value) => Ok(vec![Some(value); outputs.len()]),
-        Value::Array(list) if list.len() == outputs.len() => Ok(list.iter().map(Some).collect()),
-        Value::Array(list) => Err(wrong(format!("{} of them", list.len()))),
-        Value::Object(map) => match map.keys().find(|key| !outputs.contains(key)) {
-            Some(key) => Err(wrong(format!("one for '{key}'"))),
-            None => Ok(outputs.iter().map(|name| map.get(name)).collect()),
-        },
-        _ => Err(wrong(value.to_string())),
-    }
-}
-
-/// As [`per_output`]; null is none.
-fn given_per_output<'a>(
-    what: &str,
-    value: &'a Value,
-    outputs: &[String],
-) -> Result<Vec<Option<&'a Value>>> {
-    let values = per_output(what, value, outputs)?.into_iter();
-    Ok(values.map(|value| value.filter(|value| !value.is_null())).collect())
-}
-
 /// The metrics of each output. `unknown` handles those that are not supported.
 fn metric_lists(
     what: &str,
     config: &Map<String, Value>,
-    outputs: &[String],
+    outputs: &Outputs,
     unknown: &mut dyn FnMut(Error) -> Result<()>,
 ) -> Result<Vec<Vec<MetricArgument>>> {
     let value = config.get(what).unwrap_or(&Value::Null);
@@ -268,7 +233,7 @@ fn metric_lists(
     {
         return Ok(vec![list(values)?]);
     }
-    let lists = per_output(what, value, outputs)?;
+    let lists = outputs.metrics(what, value)?;
     let read = |value: Option<&Value>| match value {
         None | Some(Value::Null) => Ok(vec![]),
         Some(Value::Array(values)) => list(values),

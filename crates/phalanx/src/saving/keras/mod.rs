@@ -8,6 +8,7 @@ mod feature_space;
 mod graph;
 mod optimizer_order;
 mod order;
+mod per_output;
 mod read;
 mod unsupported;
 mod weights;
@@ -19,6 +20,8 @@ pub(super) use config::{Style, model as model_config};
 pub(super) use feature_space::{load as load_feature_space, write as write_feature_space};
 pub(crate) use order::layers as layers_in_order;
 pub(super) use order::listed;
+pub(super) use per_output::Outputs;
+pub(crate) use per_output::in_structure;
 pub(super) use read::{PLAIN_NAME, is_plain_name, model as read_structure};
 pub(super) use unsupported::unsupported_parts;
 pub(super) use weights::{

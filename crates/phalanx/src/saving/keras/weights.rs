@@ -307,7 +307,14 @@ pub(in crate::saving) fn read(
         // Keras writes a shared layer only where it first occurs.
         let Some(layer) = slot.layer.filter(|layer| seen.insert(identity(layer))) else { continue };
         let specs: Vec<Vec<usize>> = layer.weights().iter().map(|w| w.spec.dims.clone()).collect();
-        let locations = locations(&layer);
+        let mut locations = locations(&layer);
+        // Keras makes the weights of activations when the model is first called. They keep their initial values if the file
+        // was written before.
+        let is_missing = |location: &mut Location| {
+            let of_activation = location.group.split('/').any(|part| part == "activation");
+            of_activation && stored.count(&format!("{}{}", slot.path, location.group)) == 0
+        };
+        while locations.pop_if(is_missing).is_some() {}
         let mut groups: Vec<&str> = locations.iter().map(|l| l.group.as_str()).collect();
         groups.push("vars");
         groups.sort_unstable();
@@ -315,7 +322,8 @@ pub(in crate::saving) fn read(
         // Sequential models of some versions omit layers without weights.
         let found: usize = groups.iter().map(|g| stored.count(&format!("{}{g}", slot.path))).sum();
         let idf = read_idf_weights(stored, layer.layer(), &slot.path)?;
-        let expected = specs.len() + locations.iter().filter(|l| l.own_number.is_some()).count();
+        let expected =
+            locations.len() + locations.iter().filter(|l| l.own_number.is_some()).count();
         if found != expected + usize::from(idf.is_some()) {
             faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
             continue;

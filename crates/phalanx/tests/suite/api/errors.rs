@@ -59,7 +59,7 @@ fn compile_checks_its_losses_and_metrics() {
     check(&[
         (
             || with(Compile::new("sgd")),
-            "compile: loss: expected one per output, 1, or layers with penalties, received neither",
+            "compile: loss: expected a loss for one output or more, metrics, or layers with penalties, received none of them",
         ),
         (
             || with(Compile::new("sgd").loss("mse").loss("mae")),

@@ -8,6 +8,29 @@ use phalanx_graph::{Data, Tensor};
 use std::path::Path;
 
 impl Csv {
+    /// Whether a table has a column for every input of these names, which may also be keys of a dict of inputs or paths as
+    /// `left/0`. Columns are matched as by [`Csv::inputs`].
+    ///
+    /// ```no_run
+    /// # use phalanx::datasets::Csv;
+    /// # fn example(model: &phalanx::Model) -> Result<(), phalanx::Error> {
+    /// let (csv, names) = (Csv::new(), model.input_names());
+    /// let keys = model.input_paths().unwrap_or_default();
+    /// let keyed = csv.has_columns_for("data.csv", &keys)?;
+    /// let table = csv.inputs(if keyed { keys } else { names }).load("data.csv")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// A file that is not a table.
+    pub fn has_columns_for(&self, path: impl AsRef<Path>, names: &[String]) -> Result<bool> {
+        let columns = self.column_names(path.as_ref(), 1)?;
+        let owners: Vec<String> =
+            columns.iter().filter_map(|column| owner(column, names)).collect();
+        Ok(!names.is_empty() && names.iter().all(|name| owners.contains(name)))
+    }
+
     /// Reads the inputs of a table without an encoding: its columns are strings or numbers, as [`Csv::text_inputs`] says.
     /// Columns are matched by [`Csv::inputs`]; others are left out.
     ///
