@@ -39,7 +39,11 @@ class ArrayData:
     """Inputs, targets and sample weights as arrays, which the engine reads in place."""
 
     def __new__(
-        cls, x: Sequence[np.ndarray], y: Sequence[np.ndarray], sample_weight: np.ndarray | None, batch_size: int
+        cls,
+        x: Sequence[np.ndarray],
+        y: Sequence[np.ndarray],
+        sample_weight: np.ndarray | Sequence[np.ndarray | None] | None,
+        batch_size: int,
     ) -> ArrayData: ...
 
 @final
@@ -71,6 +75,8 @@ class Engine:
     ) -> Engine: ...
     @property
     def weight_paths(self) -> list[str]: ...
+    @property
+    def target_outputs(self) -> list[int] | None: ...
     @property
     def iterations(self) -> int: ...
     @property

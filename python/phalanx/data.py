@@ -10,11 +10,10 @@ from phalanx import _keras, _phalanx
 from phalanx._keras import KerasTensor, tree
 from phalanx.arrays import (
     as_buffer,
-    check_row_weights,
-    common_weight,
     flatten_inputs,
     flatten_targets,
     shape_of,
+    target_weights,
     type_of,
     unsupported_data,
 )
@@ -43,8 +42,11 @@ class Source:
         """
         raise NotImplementedError
 
-    def data(self, model: Any) -> Any:
-        """Returns the data as the engine takes it, for a model that is built."""
+    def data(self, model: Any, outputs: list[int] | None) -> Any:
+        """Returns the data as the engine takes it, for a model that is built.
+
+        `outputs` are the numbers of the model's outputs with a loss or metrics; only they need targets.
+        """
         raise NotImplementedError
 
     def skip_epochs(self, count: int) -> None:
@@ -96,11 +98,10 @@ class ArraySource(Source):
     def example(self, discard: bool = False) -> tuple[Any, Any, Any]:
         return tuple(tree.map_structure(open_batch, part) for part in (self.x, self.y, self.sample_weight))  # type: ignore[return-value]
 
-    def data(self, model: Any) -> Any:
+    def data(self, model: Any, outputs: list[int] | None) -> Any:
         x = [as_buffer(value) for value in flatten_inputs(model, self.x)]
-        y = [as_buffer(value) for value in flatten_targets(model, self.y)]
-        weight = common_weight(model, self.sample_weight)
-        return _phalanx.ArrayData(x, y, None if weight is None else as_buffer(weight), self.batch_size)
+        y = [as_buffer(value) for value in flatten_targets(model, self.y, outputs)]
+        return _phalanx.ArrayData(x, y, target_weights(model, self.sample_weight, outputs), self.batch_size)
 
 
 class BatchSource(Source):
@@ -110,6 +111,7 @@ class BatchSource(Source):
     _example: tuple[Any, Any, Any] | None = None
     _peeked: Any = None
     _model: Any = None
+    _outputs: list[int] | None = None
     _skipped_epochs = 0
     _was_reset = False
 
@@ -127,13 +129,13 @@ class BatchSource(Source):
             self._example = tuple(tree.map_structure(open_batch, part) for part in parts)  # type: ignore[assignment]
         return self._example
 
-    def data(self, model: Any) -> Any:
-        example = self.example()
+    def data(self, model: Any, outputs: list[int] | None) -> Any:
+        self.example()
         assert self.batch_size is not None
         self._model = model
+        self._outputs = outputs
         self._reset_first()
         # What is not supported is found here if possible, before the run.
-        check_row_weights(model, example[2])
         if self._peeked is not None:
             self.flatten(self._peeked)
             self._peeked = None
@@ -170,11 +172,11 @@ class BatchSource(Source):
     def flatten(self, batch: Any) -> Batch:
         """Returns a batch in the order of the model's inputs and outputs."""
         x, y, sample_weight = _keras.unpack(batch)
-        weight = common_weight(self._model, sample_weight)
+        model, outputs = self._model, self._outputs
         return (
-            [as_buffer(value) for value in flatten_inputs(self._model, x)],
-            [as_buffer(value) for value in flatten_targets(self._model, y)],
-            None if weight is None else as_buffer(weight),
+            [as_buffer(value) for value in flatten_inputs(model, x)],
+            [as_buffer(value) for value in flatten_targets(model, y, outputs)],
+            target_weights(model, sample_weight, outputs),
         )
 
 
@@ -206,8 +208,7 @@ class IteratorSource(BatchSource):
         self.batch_size = self.batch_size or batch_size_of(_keras.adapter_dataset(self._adapter))
         specs = _keras.unpack(_keras.adapter_dataset(self._adapter).element_spec)
         flat = tree.flatten(specs)
-        # Several sample weights may differ, which only batches tell.
-        if self.batch_size is None or not all(map(is_fixed, flat)) or len(tree.flatten(specs[2])) > 1:
+        if self.batch_size is None or not all(map(is_fixed, flat)):
             return None
         return tuple(tree.map_structure(_open_spec, part) for part in specs)  # type: ignore[return-value]
 
@@ -355,6 +356,8 @@ def class_weights(y: np.ndarray, class_weight: dict[int, float]) -> np.ndarray:
     """Returns the sample weights that class weights mean for targets."""
     if y.ndim > 1:
         y = np.argmax(y, axis=-1) if y.shape[-1] != 1 else np.squeeze(y, axis=-1)
+    if y.ndim > 1:
+        raise ValueError(f"class_weight: expected one class for each sample, received {y.shape[1:]} for each")
     classes, index = np.unique(np.round(y).astype(np.int32), return_inverse=True)
     weights = np.array([class_weight.get(int(number), 1.0) for number in classes], np.float32)
     return weights[index.reshape(y.shape)]

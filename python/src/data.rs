@@ -20,12 +20,27 @@ pub struct ModelTypes {
     pub targets: Vec<DType>,
 }
 
+/// Sample weights.
+pub enum Weights {
+    /// A number for each sample, for all targets.
+    Common(Vec<f32>),
+    /// Those of each target: a number for each sample or position. `None` stands for ones.
+    Targets(Vec<Option<Tensor>>),
+}
+
+/// Sample weights from Python: an array for all targets, or a list with an array or `None` for each.
+#[derive(FromPyObject)]
+enum PythonWeights<'py> {
+    Targets(Vec<Option<Bound<'py, PyAny>>>),
+    Common(Bound<'py, PyAny>),
+}
+
 /// Inputs, targets and sample weights as arrays that Python owns.
 #[pyclass(frozen, module = "phalanx._phalanx")]
 pub struct ArrayData {
     inputs: Vec<External>,
     targets: Vec<External>,
-    weights: Option<Vec<f32>>,
+    weights: Option<Weights>,
     batch_size: usize,
 }
 
@@ -35,7 +50,7 @@ impl ArrayData {
     fn new(
         x: Vec<Bound<'_, PyAny>>,
         y: Vec<Bound<'_, PyAny>>,
-        sample_weight: Option<Bound<'_, PyAny>>,
+        sample_weight: Option<PythonWeights<'_>>,
         batch_size: usize,
     ) -> PyResult<ArrayData> {
         let wrap = |arrays: Vec<Bound<'_, PyAny>>| arrays.iter().map(array::wrap).collect();
@@ -44,7 +59,7 @@ impl ArrayData {
             (Err(error), _) | (_, Err(error)) => return Err(error),
         };
         let rows = inputs.first().map_or(0, |input| input.dims()[0]);
-        let weights = sample_weight.map(|weights| row_weights(&weights, rows)).transpose()?;
+        let weights = sample_weight.map(|weights| read_weights(&weights, rows)).transpose()?;
         Ok(ArrayData { inputs, targets, weights, batch_size })
     }
 }
@@ -62,14 +77,15 @@ impl ArrayData {
         };
         let arrays = Arrays::new(columns(&self.inputs), columns(&self.targets))?;
         match &self.weights {
-            Some(weights) => arrays.sample_weight(weights),
+            Some(Weights::Common(weights)) => arrays.sample_weight(weights),
+            Some(Weights::Targets(weights)) => arrays.output_weights(weights.iter().cloned()),
             None => Ok(arrays),
         }
     }
 
     /// The sample weights, if any.
-    pub fn weights(&self) -> Option<&[f32]> {
-        self.weights.as_deref()
+    pub fn weights(&self) -> Option<&Weights> {
+        self.weights.as_ref()
     }
 }
 
@@ -143,7 +159,7 @@ struct PythonEpoch<'a> {
 }
 
 /// The arrays of a batch: inputs, targets, sample weights.
-type PythonBatch<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>);
+type PythonBatch<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>, Option<PythonWeights<'py>>);
 
 impl Epoch for PythonEpoch<'_> {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
@@ -170,13 +186,19 @@ fn fill(batch: &mut HostBatch, arrays: &PythonBatch<'_>, types: &ModelTypes) -> 
     batch.rows = batch.inputs.first().map_or(0, Tensor::rows);
     batch.weighted = weights.is_some();
     batch.sample_weight.clear();
-    match weights {
-        None => batch.sample_weight.resize(batch.rows, 1.0),
-        Some(weights) => {
-            let weights = row_weights(weights, batch.rows).map_err(foreign)?;
-            batch.sample_weight.extend(weights);
+    batch.output_weights.clear();
+    let rows = batch.rows;
+    let weights = weights.as_ref().map(|weights| read_weights(weights, rows)).transpose();
+    match weights.map_err(foreign)? {
+        Some(Weights::Common(weights)) => batch.sample_weight = weights,
+        Some(Weights::Targets(weights)) => {
+            let ones = || Tensor::new([rows], vec![1.0; rows]).expect("as many numbers as rows");
+            let weights = weights.into_iter().map(|given| given.unwrap_or_else(ones));
+            batch.output_weights.extend(weights);
         }
+        None => {}
     }
+    batch.sample_weight.resize(rows, 1.0);
     Ok(())
 }
 
@@ -203,6 +225,24 @@ fn copy(
         array.copy_to(tensor);
     }
     Ok(())
+}
+
+/// The weights of `rows` samples.
+fn read_weights(weights: &PythonWeights<'_>, rows: usize) -> PyResult<Weights> {
+    let weights = match weights {
+        PythonWeights::Common(weights) => return Ok(Weights::Common(row_weights(weights, rows)?)),
+        PythonWeights::Targets(weights) => weights,
+    };
+    let read = |given: &Option<Bound<'_, PyAny>>| {
+        let weights = given.as_ref().map(array::floats).transpose()?;
+        match weights.as_ref().map(Tensor::dims) {
+            Some(dims) if dims.first() != Some(&rows) => Err(PyValueError::new_err(format!(
+                "sample_weight: expected weights of {rows} samples, received an array of shape {dims:?}"
+            ))),
+            _ => Ok(weights),
+        }
+    };
+    Ok(Weights::Targets(weights.iter().map(read).collect::<PyResult<_>>()?))
 }
 
 /// The weight of each of `rows` samples.
