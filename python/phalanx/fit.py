@@ -142,9 +142,6 @@ class _FitRun:
 
     def _train(self, hooks: Hooks, backups: list[Any]) -> None:
         arguments, link = self._arguments, self._link
-        if backups:
-            # While a run is resumed, callbacks cannot ask the engine.
-            link.fetch_all()
         try:
             link.engine.fit(
                 self._data,
