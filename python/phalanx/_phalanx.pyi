@@ -48,9 +48,12 @@ class ArrayData:
 
 @final
 class BatchData:
-    """An object that yields batches: `begin(epoch, start)` starts a pass, `next()` returns the arrays of a batch."""
+    """An object that yields batches, read by a thread up to `ahead` batches before the step.
 
-    def __new__(cls, source: Any, batches: int | None, batch_size: int) -> BatchData: ...
+    `start(epoch, batch)` starts a pass, `take()` returns the arrays of the next batches, or an empty list.
+    """
+
+    def __new__(cls, source: Any, batches: int | None, batch_size: int, ahead: int) -> BatchData: ...
 
 class _Hooks(Protocol):
     batch_interval: dict[str, tuple[bool, bool, int, float]]

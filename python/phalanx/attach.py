@@ -7,6 +7,7 @@ stays as it is, so files, pickles and clones are those of a plain model.
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 from phalanx import _keras, fit, inference, on_batch
@@ -15,7 +16,7 @@ from phalanx.strategy import MirroredStrategy, current_strategy
 from phalanx.unsupported import find_unsupported
 from phalanx.variables import note_assignments
 
-_METHODS = {
+_METHODS: dict[str, Callable[..., Any]] = {
     "fit": fit.fit,
     "evaluate": inference.evaluate,
     "predict": inference.predict,
