@@ -37,6 +37,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator as KerasEpochIterator
 from keras.src.utils import rng_utils
 from keras.src.utils.python_utils import is_default
@@ -52,6 +53,7 @@ __all__ = [
     "PyDatasetAdapter",
     "Sequential",
     "TFDatasetAdapter",
+    "TorchDataLoaderAdapter",
     "Variable",
     "is_default",
     "keras",

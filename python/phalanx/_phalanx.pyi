@@ -39,14 +39,21 @@ class ArrayData:
     """Inputs, targets and sample weights as arrays, which the engine reads in place."""
 
     def __new__(
-        cls, x: Sequence[np.ndarray], y: Sequence[np.ndarray], sample_weight: np.ndarray | None, batch_size: int
+        cls,
+        x: Sequence[np.ndarray],
+        y: Sequence[np.ndarray],
+        sample_weight: np.ndarray | Sequence[np.ndarray | None] | None,
+        batch_size: int,
     ) -> ArrayData: ...
 
 @final
 class BatchData:
-    """An object that yields batches: `begin(epoch, start)` starts a pass, `next()` returns the arrays of a batch."""
+    """An object that yields batches, read by a thread up to `ahead` batches before the step.
 
-    def __new__(cls, source: Any, batches: int | None, batch_size: int) -> BatchData: ...
+    `start(epoch, batch)` starts a pass, `take()` returns the arrays of the next batches, or an empty list.
+    """
+
+    def __new__(cls, source: Any, batches: int | None, batch_size: int, ahead: int) -> BatchData: ...
 
 class _Hooks(Protocol):
     batch_interval: dict[str, tuple[bool, bool, int, float]]
@@ -71,6 +78,8 @@ class Engine:
     ) -> Engine: ...
     @property
     def weight_paths(self) -> list[str]: ...
+    @property
+    def target_outputs(self) -> list[int] | None: ...
     @property
     def iterations(self) -> int: ...
     @property

@@ -113,51 +113,67 @@ def _check_structure(x: Any, struct: Any) -> None:
     warn(message)
 
 
-def flatten_targets(model: Any, y: Any) -> list[Any]:
-    """Returns targets in the order of the model's outputs, given as a tensor, list, or dict by name."""
-    if y is None:
+def flatten_targets(model: Any, y: Any, outputs: list[int] | None) -> list[Any]:
+    """Returns the targets that a step takes, given as a tensor, list, or dict by name.
+
+    `outputs` are the numbers of the model's outputs with a loss or metrics. Other targets are left out.
+    """
+    if y is None or not outputs:
         return []
-    struct = _keras.outputs_struct(model)
-    if not isinstance(y, dict):
-        return tree.flatten(y)
-    keys = _sorted_keys(struct) if isinstance(struct, dict) else model.output_names
-    unknown = [key for key in y if key not in keys]
-    if unknown:
-        raise ValueError(f"model '{model.name}': expected targets for {list(keys)}, received {list(y)}")
-    return [value for key in keys if key in y for value in tree.flatten(y[key])]
+    targets = _by_output(model, y, outputs, "targets")
+    for output, value in zip(outputs, targets, strict=True):
+        if value is None:
+            name = model.output_names[output]
+            raise ValueError(f"model '{model.name}', output '{name}': expected targets, received None")
+    return targets
 
 
-def common_weight(model: Any, sample_weight: Any) -> Any:
-    """Returns the sample weights that all outputs share."""
-    weights = [] if sample_weight is None else [value for value in tree.flatten(sample_weight) if value is not None]
-    if not weights:
+def target_weights(model: Any, sample_weight: Any, outputs: list[int] | None) -> Any:
+    """Returns sample weights as the engine takes them.
+
+    These are an array with a number for each sample, a list with an array or `None` for each target that a step takes,
+    or `None`.
+    """
+    if sample_weight is None or not outputs:
         return None
-    first = weights[0]
-    check_row_weights(model, weights)
-    for other in weights[1:]:
-        if other is not first and not np.array_equal(to_numpy(first), to_numpy(other)):
-            raise unsupported_data("sample weights that differ between outputs are not supported")
-    return first
+    if tree.is_nested(sample_weight):
+        values = _by_output(model, sample_weight, outputs, "sample weights")
+    else:
+        values = [sample_weight] * len(outputs)
+    first = values[0]
+    if any(value is not first for value in values):
+        return [None if value is None else _weights(value) for value in values]
+    if first is None:
+        return None
+    weights = _weights(first)
+    return weights if weights.ndim == 1 else [weights] * len(outputs)
 
 
-def check_row_weights(model: Any, sample_weight: Any) -> None:
-    """Raises an error if sample weights are those of single time steps or pixels."""
-    outputs = [tuple(reference.shape) for reference in tree.flatten(_keras.outputs_struct(model))]
-    for weight in tree.flatten(sample_weight):
-        if weight is None:
-            continue
-        shape = tuple(weight.shape) if isinstance(weight, KerasTensor) else shape_of(weight)
-        of_steps = [output for output in outputs if 1 < len(shape) < len(output) and _agree(shape[1:], output[1:])]
-        if of_steps and math.prod(shape[1:]) != 1:
-            raise unsupported_data(
-                "sample weights of single time steps are not supported: expected one number for each sample, received "
-                f"an array of shape {shape}"
-            )
+def _weights(value: Any) -> np.ndarray:
+    """Returns weights of samples, which have one dimension, or of their positions."""
+    array = as_buffer(value)
+    return array.reshape(-1) if math.prod(array.shape[1:]) == 1 else array
 
 
-def _agree(sizes: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    """Whether sizes are the first of those expected, of which some may be open."""
-    return all(b is None or a == b for a, b in zip(sizes, expected, strict=False))
+def _by_output(model: Any, values: Any, outputs: list[int], what: str) -> list[Any]:
+    """Returns the values of some outputs, given for all or for these, in the order of the outputs."""
+    struct = _keras.outputs_struct(model)
+    count = len(tree.flatten(struct))
+    if isinstance(values, dict):
+        keys = _sorted_keys(struct) if isinstance(struct, dict) else list(model.output_names)
+        unknown = [key for key in values if key not in keys]
+        if unknown:
+            raise ValueError(f"model '{model.name}': expected {what} for {keys}, received {list(values)}")
+        given = [value for key in keys if key in values for value in tree.flatten(values[key])]
+        if len(given) < count and len(keys) == count:
+            given = [values.get(key) for key in keys]
+    else:
+        given = tree.flatten(values)
+    if len(given) == count:
+        return [given[output] for output in outputs]
+    if len(given) != len(outputs):
+        raise ValueError(f"model '{model.name}': expected {what} for {count} outputs, received {len(given)}")
+    return given
 
 
 def _sorted_keys(struct: dict[str, Any]) -> list[str]:

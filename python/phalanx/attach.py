@@ -7,23 +7,24 @@ stays as it is, so files, pickles and clones are those of a plain model.
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
-from phalanx import _keras, fit
+from phalanx import _keras, fit, inference, on_batch
 from phalanx.session import Session
 from phalanx.strategy import MirroredStrategy, current_strategy
 from phalanx.unsupported import find_unsupported
 from phalanx.variables import note_assignments
 
-_METHODS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-    "reset_metrics",
-)
+_METHODS: dict[str, Callable[..., Any]] = {
+    "fit": fit.fit,
+    "evaluate": inference.evaluate,
+    "predict": inference.predict,
+    "train_on_batch": on_batch.train_on_batch,
+    "test_on_batch": on_batch.test_on_batch,
+    "predict_on_batch": on_batch.predict_on_batch,
+    "reset_metrics": on_batch.reset_metrics,
+}
 _WRAPPED = "_phalanx_wrapped"
 
 
@@ -65,8 +66,8 @@ def attach(model: Any, strategy: MirroredStrategy) -> Session:
         return session
     session = Session(model, strategy)
     session.attach(model)
-    for name in _METHODS:
-        vars(model)[name] = types.MethodType(getattr(fit, name), model)
+    for name, method in _METHODS.items():
+        vars(model)[name] = types.MethodType(method, model)
     return session
 
 

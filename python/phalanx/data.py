@@ -1,6 +1,8 @@
 """Data for the engine: arrays without a copy; everything else batch by batch through Keras' adapters."""
 
 import contextlib
+import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,17 +12,23 @@ from phalanx import _keras, _phalanx
 from phalanx._keras import KerasTensor, tree
 from phalanx.arrays import (
     as_buffer,
-    check_row_weights,
-    common_weight,
     flatten_inputs,
     flatten_targets,
     shape_of,
+    target_weights,
     type_of,
     unsupported_data,
 )
+from phalanx.loaders import LoaderAdapter
 from phalanx.rebatch import batch_size_of, is_fixed, rebatched
 
 Batch = tuple[list[Any], list[Any], Any]
+
+BATCHES_AHEAD = 2
+"""Batches that a thread reads before the step."""
+MAX_BATCHES_AHEAD = 8
+"""The same for small batches of `tf.data` and `DataLoader`. So many are also taken at once."""
+MAX_BYTES_AHEAD = 4 << 20
 
 
 class Source:
@@ -43,8 +51,11 @@ class Source:
         """
         raise NotImplementedError
 
-    def data(self, model: Any) -> Any:
-        """Returns the data as the engine takes it, for a model that is built."""
+    def data(self, model: Any, outputs: list[int] | None) -> Any:
+        """Returns the data as the engine takes it, for a model that is built.
+
+        `outputs` are the numbers of the model's outputs with a loss or metrics; only they need targets.
+        """
         raise NotImplementedError
 
     def skip_epochs(self, count: int) -> None:
@@ -82,6 +93,8 @@ def open_source(**arguments: Any) -> Source:
             return IndexedSource(adapter)
     elif isinstance(adapter, _keras.TFDatasetAdapter) and class_weight is None:
         adapter = rebatched(adapter) or adapter
+    elif isinstance(adapter, _keras.TorchDataLoaderAdapter):
+        adapter = LoaderAdapter(adapter.get_torch_dataloader())
     return IteratorSource(adapter, steps)
 
 
@@ -96,22 +109,30 @@ class ArraySource(Source):
     def example(self, discard: bool = False) -> tuple[Any, Any, Any]:
         return tuple(tree.map_structure(open_batch, part) for part in (self.x, self.y, self.sample_weight))  # type: ignore[return-value]
 
-    def data(self, model: Any) -> Any:
+    def data(self, model: Any, outputs: list[int] | None) -> Any:
         x = [as_buffer(value) for value in flatten_inputs(model, self.x)]
-        y = [as_buffer(value) for value in flatten_targets(model, self.y)]
-        weight = common_weight(model, self.sample_weight)
-        return _phalanx.ArrayData(x, y, None if weight is None else as_buffer(weight), self.batch_size)
+        y = [as_buffer(value) for value in flatten_targets(model, self.y, outputs)]
+        return _phalanx.ArrayData(x, y, target_weights(model, self.sample_weight, outputs), self.batch_size)
 
 
 class BatchSource(Source):
     """Data that arrives in batches. Also the object that the engine asks for them."""
 
     batch_size: int | None = None
+    reads_ahead = False
+    """Whether several batches may be taken at once, and more than two be read before the step."""
     _example: tuple[Any, Any, Any] | None = None
     _peeked: Any = None
     _model: Any = None
+    _outputs: list[int] | None = None
     _skipped_epochs = 0
     _was_reset = False
+    _at_once = 1
+    _ended = False
+    _error: BaseException | None = None
+    """The exception that ended the reading, raised after the batches before it."""
+    _plain: tuple[Any, ...] | None = None
+    """The types and sizes of arrays that the engine takes as they are."""
 
     def example(self, discard: bool = False) -> tuple[Any, Any, Any]:
         if self._example is None and not discard:
@@ -127,17 +148,19 @@ class BatchSource(Source):
             self._example = tuple(tree.map_structure(open_batch, part) for part in parts)  # type: ignore[assignment]
         return self._example
 
-    def data(self, model: Any) -> Any:
-        example = self.example()
+    def data(self, model: Any, outputs: list[int] | None) -> Any:
+        self.example()
         assert self.batch_size is not None
         self._model = model
+        self._outputs = outputs
         self._reset_first()
         # What is not supported is found here if possible, before the run.
-        check_row_weights(model, example[2])
         if self._peeked is not None:
             self.flatten(self._peeked)
             self._peeked = None
-        return _phalanx.BatchData(self, self.num_batches, self.batch_size)
+        if self.reads_ahead:
+            self._at_once = _batches_of(MAX_BYTES_AHEAD, self.example(), self.batch_size)
+        return _phalanx.BatchData(self, self.num_batches, self.batch_size, max(self._at_once, BATCHES_AHEAD))
 
     def declared(self) -> tuple[Any, Any, Any] | None:
         """Returns what the data declares its batches to be, if it does."""
@@ -155,6 +178,30 @@ class BatchSource(Source):
     def skip_epochs(self, count: int) -> None:
         self._skipped_epochs = count
 
+    def start(self, epoch: int, batch: int) -> None:
+        """Called by the engine to begin a new pass over the data at a batch."""
+        self._ended, self._error = False, None
+        self.begin(epoch, batch)
+
+    def take(self) -> list[Batch]:
+        """Called by the engine for the next batches. Returns none after the last."""
+        batches: list[Batch] = []
+        while len(batches) < self._at_once and not self._ended:
+            try:
+                batch = self.next()
+            except BaseException as error:
+                self._error, self._ended = error, True
+            else:
+                if batch is None:
+                    self._ended = True
+                else:
+                    batches.append(batch)
+        raised = self._error
+        if raised is not None and not batches:
+            self._error = None
+            raise raised
+        return batches
+
     def begin(self, epoch: int, start: int) -> None:
         """Begins a new pass over the data at batch `start`."""
         raise NotImplementedError
@@ -169,13 +216,17 @@ class BatchSource(Source):
 
     def flatten(self, batch: Any) -> Batch:
         """Returns a batch in the order of the model's inputs and outputs."""
+        layout = _layout(batch)
+        if layout is not None and layout == self._plain:
+            return [batch[0]], [batch[1]], None
         x, y, sample_weight = _keras.unpack(batch)
-        weight = common_weight(self._model, sample_weight)
-        return (
-            [as_buffer(value) for value in flatten_inputs(self._model, x)],
-            [as_buffer(value) for value in flatten_targets(self._model, y)],
-            None if weight is None else as_buffer(weight),
-        )
+        model, outputs = self._model, self._outputs
+        inputs = [as_buffer(value) for value in flatten_inputs(model, x)]
+        targets = [as_buffer(value) for value in flatten_targets(model, y, outputs)]
+        arrays = [*inputs, *targets]
+        if layout is not None and len(arrays) == 2 and all(map(operator.is_, arrays, batch)):
+            self._plain = layout
+        return inputs, targets, target_weights(model, sample_weight, outputs)
 
 
 class IteratorSource(BatchSource):
@@ -186,6 +237,7 @@ class IteratorSource(BatchSource):
 
     def __init__(self, adapter: _keras.DataAdapter, steps: int | None) -> None:
         self._adapter = adapter
+        self.reads_ahead = isinstance(adapter, (_keras.TFDatasetAdapter, _keras.TorchDataLoaderAdapter))
         self._iterator = _keras.EpochIterator(x=adapter, steps_per_epoch=steps)
         self.num_batches = self._iterator.num_batches
         with contextlib.suppress(Exception):
@@ -206,8 +258,7 @@ class IteratorSource(BatchSource):
         self.batch_size = self.batch_size or batch_size_of(_keras.adapter_dataset(self._adapter))
         specs = _keras.unpack(_keras.adapter_dataset(self._adapter).element_spec)
         flat = tree.flatten(specs)
-        # Several sample weights may differ, which only batches tell.
-        if self.batch_size is None or not all(map(is_fixed, flat)) or len(tree.flatten(specs[2])) > 1:
+        if self.batch_size is None or not all(map(is_fixed, flat)):
             return None
         return tuple(tree.map_structure(_open_spec, part) for part in specs)  # type: ignore[return-value]
 
@@ -343,6 +394,26 @@ class IndexedSource(BatchSource):
         return _keras.standardize_batch(self._adapter, self._dataset[index])
 
 
+def _layout(batch: Any) -> tuple[Any, ...] | None:
+    """Returns the types and sizes of a batch of two arrays; `None` for any other."""
+    if type(batch) is not tuple or len(batch) != 2:
+        return None
+    x, y = batch
+    if type(x) is not np.ndarray or type(y) is not np.ndarray or not x.flags.c_contiguous or not y.flags.c_contiguous:
+        return None
+    return x.dtype, x.shape[1:], y.dtype, y.shape[1:]
+
+
+def _batches_of(size: int, example: tuple[Any, Any, Any], rows: int) -> int:
+    """Returns how many batches have `size` bytes, from 1 to the most that are read ahead."""
+    tensors = [tensor for tensor in tree.flatten(example) if tensor is not None]
+    if any(None in tensor.shape[1:] for tensor in tensors):
+        return 1
+    # As the engine holds them.
+    per_row = sum(4 * math.prod(tensor.shape[1:]) for tensor in tensors)
+    return max(1, min(MAX_BATCHES_AHEAD, size // max(rows * per_row, 1)))
+
+
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     """Yields the first step of a pass that has begun, and those after it."""
     yield first
@@ -355,6 +426,8 @@ def class_weights(y: np.ndarray, class_weight: dict[int, float]) -> np.ndarray:
     """Returns the sample weights that class weights mean for targets."""
     if y.ndim > 1:
         y = np.argmax(y, axis=-1) if y.shape[-1] != 1 else np.squeeze(y, axis=-1)
+    if y.ndim > 1:
+        raise ValueError(f"class_weight: expected one class for each sample, received {y.shape[1:]} for each")
     classes, index = np.unique(np.round(y).astype(np.int32), return_inverse=True)
     weights = np.array([class_weight.get(int(number), 1.0) for number in classes], np.float32)
     return weights[index.reshape(y.shape)]

@@ -169,16 +169,23 @@ class Hooks:
         calls `on_epoch_begin` only if it resumes at the first batch.
         """
         self._resumed_epoch = epoch
+        self._restore()
         if self.on_resume is not None:
             self.on_resume(epoch, batch)
         callbacks = _keras.callbacks_of(self._list)
         with callback_state.continued_files(callbacks, epoch):
             self._list.on_train_begin()
+        self._restore()
         if batch > 0:
             self._list.on_epoch_begin(epoch)
-        self._link.discard_changes()
+            self._restore()
         callback_state.load(callbacks, self._saved_state)
+
+    def _restore(self) -> None:
+        """Lets Python read the engine's values, whatever callbacks assigned."""
+        self._link.discard_changes()
         self._link.advance()
+        self._write_back()
 
 
 def callback_list(model: Any, callbacks: Any, *, history: bool, **params: Any) -> Any:

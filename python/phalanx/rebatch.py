@@ -8,6 +8,8 @@ same batches.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from phalanx import _keras
 from phalanx._keras import tree
 
@@ -42,10 +44,18 @@ class RebatchedAdapter(_keras.TFDatasetAdapter):
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         for chunk in self._large:
-            arrays = tree.map_structure(lambda tensor: tensor.numpy(), chunk)
+            arrays = tree.map_structure(_view, chunk)
             rows = len(tree.flatten(arrays)[0])
             for start in range(0, rows, self._size):
                 yield tree.map_structure(lambda array, at=start: array[at : at + self._size], arrays)
+
+
+def _view(tensor: Any) -> np.ndarray:
+    """Returns a tensor as an array without a copy, if its type has one in Python's buffers."""
+    try:
+        return np.asarray(memoryview(tensor))
+    except (BufferError, TypeError, ValueError):
+        return tensor.numpy()
 
 
 def batch_size_of(dataset: Any) -> int | None:

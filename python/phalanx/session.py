@@ -11,6 +11,7 @@ from phalanx.unsupported import config_text, find_unsupported, find_unsupported_
 from phalanx.variables import Link, as_array
 
 _ATTRIBUTE = "_phalanx_session"
+_NO_LOSS = "compile() had no loss: phalanx then trains on penalties of the layers alone, and without metrics"
 
 
 class Session:
@@ -20,6 +21,8 @@ class Session:
         self.strategy = strategy
         self.engine: Any = None
         self.link: Link | None = None
+        self.target_outputs: list[int] | None = None
+        """The outputs with a loss or metrics; `None` if there is nothing to train or evaluate."""
         self._reasons: list[str] | None = None
         self._warned = False
         self._structure: tuple[Any, ...] = ()
@@ -129,10 +132,11 @@ class Session:
         finally:
             link.ignores_assignments = previous
 
-    def prepare(self, model: Any, *, training: bool) -> Link:
-        """Creates the engine, or sends it what Python changed since the last run."""
-        if training and _keras.compile_arguments(model).get("loss") is None:
-            raise unsupported_error(model, ["compile() had no loss: phalanx does not train on penalties alone"])
+    def prepare(self, model: Any, *, training: bool, compiled: bool = True) -> Link:
+        """Creates the engine, or sends it what Python changed since the last run.
+
+        With `compiled` the engine must have something to train or evaluate.
+        """
         structure = (*map(id, _keras.flatten_layers(model)), id(getattr(model, "optimizer", None)))
         optimizer_config = _optimizer_config(model)
         if self.link is not None and (structure, optimizer_config) != (self._structure, self._optimizer_config):
@@ -145,6 +149,8 @@ class Session:
             self._structure, self._optimizer_config = structure, optimizer_config
         else:
             self.link.upload()
+        if compiled and self.target_outputs is None:
+            raise unsupported_error(model, [_NO_LOSS])
         return self.link
 
     def check_trainable(self) -> None:
@@ -194,6 +200,7 @@ class Session:
                 optimizer = _keras.new_optimizer(optimizer, trained)
             state = [as_array(variable._value) for variable in optimizer.variables]
         self.engine = self._new_engine(model, saved, state)
+        self.target_outputs = self.engine.target_outputs
         link = Link(self.engine)
         by_path = dict(saved)
         for index, path in enumerate(self.engine.weight_paths):

@@ -107,27 +107,13 @@ def _layer_reasons(model: Any) -> list[str]:
 
 def _compile_reasons(model: Any) -> list[str]:
     arguments = _keras.compile_arguments(model)
-    reasons = _optimizer_reasons(getattr(model, "optimizer", None)) + _missing_losses(model, arguments.get("loss"))
+    reasons = _optimizer_reasons(getattr(model, "optimizer", None))
     for kind, argument in (("loss", "loss"), ("metric", "metrics"), ("metric", "weighted_metrics")):
         for value in _keras.tree.flatten(arguments.get(argument)):
             reason = _objective_reason(kind, value)
             if reason:
                 reasons.append(reason)
     return reasons
-
-
-def _missing_losses(model: Any, loss: Any) -> list[str]:
-    """Names the outputs of a model with several outputs that have no loss."""
-    names = list(getattr(model, "output_names", None) or [])
-    if isinstance(loss, dict):
-        struct = _keras.outputs_struct(model)
-        keys = list(struct) if isinstance(struct, dict) else names
-        missing = [key for key in keys if loss.get(key) is None]
-    elif isinstance(loss, (list, tuple)) and len(loss) == len(names):
-        missing = [name for name, value in zip(names, loss, strict=True) if value is None]
-    else:
-        missing = []
-    return [f"output '{name}' has no loss" for name in missing]
 
 
 def _objective_reason(kind: str, value: Any) -> str | None:
@@ -179,8 +165,13 @@ def _subject(reason: str) -> str:
 def config_text(model: Any) -> str:
     """Returns the config that the engine reads; a model that is not compiled has no compile arguments."""
     text = _keras.serialize(model)
-    if model.compiled:
+    losses = _keras.tree.flatten(_keras.compile_arguments(model).get("loss"))
+    if model.compiled and any(loss is not None for loss in losses):
         return text
     config = json.loads(text)
-    config["compile_config"] = {}
+    if model.compiled:
+        # A list without any loss means the same as no list.
+        config["compile_config"]["loss"] = None
+    else:
+        config["compile_config"] = {}
     return json.dumps(config)

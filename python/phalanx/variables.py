@@ -156,12 +156,6 @@ class Link:
             if state.captured and state.link is self:
                 state.refresh()
 
-    def fetch_all(self) -> None:
-        """Updates all variables, for code that reads them while the engine cannot be asked."""
-        for state in [*self.weights, *self.optimizer]:
-            if state.link is self:
-                state.refresh()
-
     def take_changes(self) -> tuple[list[VariableState], list[VariableState]]:
         """Returns the weights and optimizer variables that Python changed since the last call."""
         self._note_in_place_changes()

@@ -7,10 +7,9 @@ use phalanx::model::Source;
 use phalanx::{DType, Error, Result, Tensor};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
+use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// Batches that a thread reads ahead of the step.
-const BATCHES_AHEAD: usize = 2;
 
 /// The element types that a model takes.
 #[derive(Clone)]
@@ -20,12 +19,20 @@ pub struct ModelTypes {
     pub targets: Vec<DType>,
 }
 
+/// Sample weights.
+pub enum Weights {
+    /// A number for each sample, for all targets.
+    Common(Vec<f32>),
+    /// Those of each target: a number for each sample or position. `None` stands for ones.
+    Targets(Vec<Option<Tensor>>),
+}
+
 /// Inputs, targets and sample weights as arrays that Python owns.
 #[pyclass(frozen, module = "phalanx._phalanx")]
 pub struct ArrayData {
     inputs: Vec<External>,
     targets: Vec<External>,
-    weights: Option<Vec<f32>>,
+    weights: Option<Weights>,
     batch_size: usize,
 }
 
@@ -44,7 +51,7 @@ impl ArrayData {
             (Err(error), _) | (_, Err(error)) => return Err(error),
         };
         let rows = inputs.first().map_or(0, |input| input.dims()[0]);
-        let weights = sample_weight.map(|weights| row_weights(&weights, rows)).transpose()?;
+        let weights = sample_weight.map(|weights| read_weights(&weights, rows)).transpose()?;
         Ok(ArrayData { inputs, targets, weights, batch_size })
     }
 }
@@ -62,30 +69,38 @@ impl ArrayData {
         };
         let arrays = Arrays::new(columns(&self.inputs), columns(&self.targets))?;
         match &self.weights {
-            Some(weights) => arrays.sample_weight(weights),
+            Some(Weights::Common(weights)) => arrays.sample_weight(weights),
+            Some(Weights::Targets(weights)) => arrays.output_weights(weights.iter().cloned()),
             None => Ok(arrays),
         }
     }
 
     /// The sample weights, if any.
-    pub fn weights(&self) -> Option<&[f32]> {
-        self.weights.as_deref()
+    pub fn weights(&self) -> Option<&Weights> {
+        self.weights.as_ref()
     }
 }
 
-/// A Python object that yields batches: `begin(epoch, start)` starts a pass, `next()` returns the arrays of a batch.
+/// A Python object that yields batches: `start(epoch, batch)` starts a pass, `take()` returns the arrays of the next
+/// batches, or an empty list.
 #[pyclass(frozen, module = "phalanx._phalanx")]
 pub struct BatchData {
     source: Py<PyAny>,
     batches: Option<usize>,
     batch_size: usize,
+    ahead: usize,
 }
 
 #[pymethods]
 impl BatchData {
     #[new]
-    fn new(source: Py<PyAny>, batches: Option<usize>, batch_size: usize) -> BatchData {
-        BatchData { source, batches, batch_size }
+    fn new(
+        source: Py<PyAny>,
+        batches: Option<usize>,
+        batch_size: usize,
+        ahead: usize,
+    ) -> BatchData {
+        BatchData { source, batches, batch_size, ahead }
     }
 }
 
@@ -98,7 +113,7 @@ impl BatchData {
             batch_size: self.batch_size,
             types,
         };
-        Source::Dataset(Arc::new(Prefetch::new(Arc::new(dataset)).ahead(BATCHES_AHEAD)))
+        Source::Dataset(Arc::new(Prefetch::new(Arc::new(dataset)).ahead(self.ahead)))
     }
 }
 
@@ -130,9 +145,10 @@ impl Dataset for PythonBatches {
         start: usize,
         _shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
-        Python::attach(|py| self.source.call_method1(py, "begin", (epoch, start)).map(drop))
+        Python::attach(|py| self.source.call_method1(py, "start", (epoch, start)).map(drop))
             .map_err(foreign)?;
-        Ok(Box::new(PythonEpoch { source: &self.source, types: &self.types }))
+        let (ready, read) = (VecDeque::new(), vec![]);
+        Ok(Box::new(PythonEpoch { source: &self.source, types: &self.types, ready, read }))
     }
 }
 
@@ -140,69 +156,113 @@ impl Dataset for PythonBatches {
 struct PythonEpoch<'a> {
     source: &'a Py<PyAny>,
     types: &'a ModelTypes,
+    /// Batches that Python has returned.
+    ready: VecDeque<BatchArrays>,
+    /// Batches that were copied. They are released together with the next call of Python.
+    read: Vec<BatchArrays>,
 }
 
-/// The arrays of a batch: inputs, targets, sample weights.
+/// A batch in Python's memory.
+struct BatchArrays {
+    inputs: Vec<External>,
+    targets: Vec<External>,
+    weights: Option<Weights>,
+}
+
+/// A batch from Python: inputs, targets, sample weights.
 type PythonBatch<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>);
 
 impl Epoch for PythonEpoch<'_> {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
-        Python::attach(|py| {
-            let read = || -> PyResult<Option<PythonBatch<'_>>> {
-                self.source.bind(py).call_method0(pyo3::intern!(py, "next"))?.extract()
+        if self.ready.is_empty() {
+            Python::attach(|py| self.take(py)).map_err(foreign)?;
+        }
+        let Some(arrays) = self.ready.pop_front() else { return Ok(false) };
+        let done = fill(batch, &arrays, self.types);
+        self.read.push(arrays);
+        done.map(|()| true)
+    }
+}
+
+impl PythonEpoch<'_> {
+    /// Asks Python for the next batches.
+    fn take(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.read.clear();
+        let batches = self.source.bind(py).call_method0(pyo3::intern!(py, "take"))?;
+        for batch in batches.try_iter()? {
+            let (inputs, targets, weights): PythonBatch<'_> = batch?.extract()?;
+            let wrap = |arrays: &[Bound<'_, PyAny>]| -> PyResult<Vec<External>> {
+                arrays.iter().map(array::wrap).collect()
             };
-            match read().map_err(foreign)? {
-                None => Ok(false),
-                Some(arrays) => fill(batch, &arrays, self.types).map(|()| true),
-            }
-        })
+            let inputs = wrap(&inputs)?;
+            let rows = inputs.first().map_or(0, |input| input.dims()[0]);
+            let weights = weights.map(|weights| read_weights(&weights, rows)).transpose()?;
+            self.ready.push_back(BatchArrays { inputs, targets: wrap(&targets)?, weights });
+        }
+        Ok(())
     }
 }
 
 /// Copies the arrays of a batch.
-fn fill(batch: &mut HostBatch, arrays: &PythonBatch<'_>, types: &ModelTypes) -> Result<()> {
-    let (inputs, targets, weights) = arrays;
-    copy(inputs, &types.inputs, "inputs", &mut batch.inputs)?;
+fn fill(batch: &mut HostBatch, arrays: &BatchArrays, types: &ModelTypes) -> Result<()> {
+    copy(&arrays.inputs, &types.inputs, "inputs", &mut batch.inputs)?;
     match types.targets.is_empty() {
         true => batch.targets.clear(),
-        false => copy(targets, &types.targets, "targets", &mut batch.targets)?,
+        false => copy(&arrays.targets, &types.targets, "targets", &mut batch.targets)?,
     }
     batch.rows = batch.inputs.first().map_or(0, Tensor::rows);
-    batch.weighted = weights.is_some();
+    batch.weighted = arrays.weights.is_some();
     batch.sample_weight.clear();
-    match weights {
-        None => batch.sample_weight.resize(batch.rows, 1.0),
-        Some(weights) => {
-            let weights = row_weights(weights, batch.rows).map_err(foreign)?;
-            batch.sample_weight.extend(weights);
+    batch.output_weights.clear();
+    let rows = batch.rows;
+    match &arrays.weights {
+        Some(Weights::Common(weights)) => batch.sample_weight.extend(weights),
+        Some(Weights::Targets(weights)) => {
+            let ones = || Tensor::new([rows], vec![1.0; rows]).expect("as many numbers as rows");
+            let weights = weights.iter().map(|given| given.clone().unwrap_or_else(ones));
+            batch.output_weights.extend(weights);
         }
+        None => {}
     }
+    batch.sample_weight.resize(rows, 1.0);
     Ok(())
 }
 
 /// Copies arrays to tensors of the types that the model takes.
-fn copy(
-    arrays: &[Bound<'_, PyAny>],
-    types: &[DType],
-    what: &str,
-    to: &mut Vec<Tensor>,
-) -> Result<()> {
+fn copy(arrays: &[External], types: &[DType], what: &str, to: &mut Vec<Tensor>) -> Result<()> {
     if arrays.len() != types.len() {
         return Err(Error::argument("data", what, types.len().to_string(), arrays.len()));
     }
     to.resize_with(types.len(), || Tensor::zeros([0]));
-    let rows = arrays.first().map(|array| array.len().unwrap_or(0));
+    let rows = arrays.first().map_or(0, |array| array.dims()[0]);
     for ((array, dtype), tensor) in arrays.iter().zip(types).zip(to) {
-        let array = array::wrap(array).map_err(foreign)?;
         let fractions = || Error::argument("data", what, "whole numbers", "fractions");
         let array = array.with_dtype(*dtype).ok_or_else(fractions)?;
-        if Some(array.dims()[0]) != rows {
-            let expected = format!("{} rows as in the first array", rows.unwrap_or(0));
+        if array.dims()[0] != rows {
+            let expected = format!("{rows} rows as in the first array");
             return Err(Error::argument("data", what, expected, array.dims()[0]));
         }
         array.copy_to(tensor);
     }
     Ok(())
+}
+
+/// The weights of `rows` samples: an array for all targets, or a list with an array or `None` for each.
+fn read_weights(weights: &Bound<'_, PyAny>, rows: usize) -> PyResult<Weights> {
+    let Ok(list) = weights.cast::<PyList>() else {
+        return Ok(Weights::Common(row_weights(weights, rows)?));
+    };
+    let weights: Vec<Option<Bound<'_, PyAny>>> = list.extract()?;
+    let read = |given: &Option<Bound<'_, PyAny>>| {
+        let weights = given.as_ref().map(array::floats).transpose()?;
+        match weights.as_ref().map(Tensor::dims) {
+            Some(dims) if dims.first() != Some(&rows) => Err(PyValueError::new_err(format!(
+                "sample_weight: expected weights of {rows} samples, received an array of shape {dims:?}"
+            ))),
+            _ => Ok(weights),
+        }
+    };
+    Ok(Weights::Targets(weights.iter().map(read).collect::<PyResult<_>>()?))
 }
 
 /// The weight of each of `rows` samples.

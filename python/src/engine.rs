@@ -1,7 +1,7 @@
 //! A Keras model on the devices of a strategy.
 
 use crate::array::{self, Array};
-use crate::data::{ArrayData, BatchData, ModelTypes};
+use crate::data::{ArrayData, BatchData, ModelTypes, Weights};
 use crate::errors::{to_python, unsupported};
 use crate::hooks::{Pending, PythonHooks, optimizer_variables, result_of_run};
 use crate::logs::pairs;
@@ -143,6 +143,15 @@ impl Engine {
     #[getter]
     fn weight_paths(&self) -> Vec<String> {
         self.weight_paths.clone()
+    }
+
+    /// The outputs whose targets a step takes; `None` if there is nothing to train or evaluate.
+    #[getter]
+    fn target_outputs(&self) -> PyResult<Option<Vec<usize>>> {
+        match self.shared.lock()?.target_outputs() {
+            Err(Error::NotCompiled { .. }) => Ok(None),
+            outputs => outputs.map(Some).map_err(to_python),
+        }
     }
 
     /// Reads a weight into a writable array of 32-bit floats.
@@ -336,9 +345,11 @@ impl Engine {
         let logs = py.detach(|| {
             let arrays = data.arrays()?;
             let mut weights = BatchWeights::new();
-            if let Some(values) = data.weights() {
-                weights = weights.sample_weight(values);
-            }
+            weights = match data.weights() {
+                Some(Weights::Common(values)) => weights.sample_weight(&values[..]),
+                Some(Weights::Targets(values)) => weights.output_weights(values.iter().cloned()),
+                None => weights,
+            };
             let targets = arrays.targets().iter().cloned().map(Into::into).collect();
             run(model, arrays.inputs().to_vec(), targets, &weights)
         });

@@ -255,6 +255,7 @@ impl Callback for PythonHooks {
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let state = state.values.as_str().unwrap_or_default();
         Python::attach(|py| {
+            let _guard = self.shared.enter(view);
             let hooks = self.hooks.bind(py);
             hooks.call_method1("set_state", (state,))?;
             hooks.call_method1("resumed", (view.epoch, view.batch)).map(drop)

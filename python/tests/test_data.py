@@ -1,6 +1,10 @@
 """Every kind of data trains as the same arrays do."""
 
+import contextlib
 import importlib.util
+import os
+import pathlib
+import time
 import warnings
 
 import keras
@@ -189,7 +193,10 @@ def test_the_arrays_are_not_copied(strategy):
         ({"x": np.zeros((8, 5)), "y": np.zeros((8, 3))}, "Expected shape .None, 4."),
         ({"x": np.zeros((8, 4)), "y": np.zeros((7, 3))}, "cardinality|same number|sizes"),
         ({"x": np.zeros((8, 4)), "y": np.zeros((8, 2))}, "expected 8 rows of .* 3"),
-        ({"x": np.zeros((8, 4)), "y": np.zeros((8, 3)), "sample_weight": np.zeros((8, 2))}, "one weight for each of 8"),
+        (
+            {"x": np.zeros((8, 4)), "y": np.zeros((8, 3)), "sample_weight": np.zeros((8, 2))},
+            "sample weights: expected one for each sample",
+        ),
         ({"x": np.full((8, 4), 2**40), "y": np.zeros((8, 3))}, "integers of 32 bits"),
     ],
 )
@@ -323,3 +330,109 @@ def test_predictions_have_their_keys_in_the_order_of_keras(strategy, data):
 def test_numbers_that_are_none_name_their_argument(strategy, data, arguments, error, message):
     with pytest.raises(error, match=message):
         attached(strategy).fit(*data, verbose=0, **arguments)
+
+
+def data_threads():
+    """The engine's threads that read data."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            names.append(pathlib.Path(f"/proc/self/task/{task}/comm").read_text())
+    return [name for name in names if name.startswith("phalanx-data")]
+
+
+needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs PyTorch")
+
+
+@needs_torch
+@pytest.mark.parametrize("failing", [0, 3, 11, 25])
+def test_an_exception_of_a_data_loader_comes_after_the_batches_before_it(strategy, failing):
+    import torch
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 300
+
+        def __getitem__(self, row):
+            if row == 10 * failing + 5:
+                raise ZeroDivisionError(f"row {row}")
+            return x[row], y[row]
+
+    x, y = classification_data(300)
+    model = attached(strategy)
+    model.fit(x[:10], y[:10], verbose=0)
+    with pytest.raises(ZeroDivisionError, match=f"row {10 * failing + 5}$"):
+        model.fit(torch.utils.data.DataLoader(Rows(), batch_size=10), verbose=0)
+    # The batch before may be waiting for the next one.
+    assert failing <= int(model.optimizer.iterations) <= 1 + failing
+    assert not data_threads()
+    model.fit(x[:10], y[:10], verbose=0)
+
+
+@needs_torch
+def test_data_loaders_are_read_again_in_each_epoch_and_to_the_end_of_the_steps_only(strategy):
+    import torch
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            begun.append(len(read))
+            for row in zip(x, y, strict=True):
+                read.append(row)
+                yield row
+
+    x, y = classification_data(400)
+    read, begun = [], []
+    model = attached(strategy)
+    model.fit(x[:10], y[:10], verbose=0)
+    model.fit(torch.utils.data.DataLoader(Rows(), batch_size=10), steps_per_epoch=3, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 7
+    assert len(read) == 60 and not data_threads()
+
+
+@needs_torch
+def test_data_loaders_whose_batches_differ_in_type_and_shape(strategy, data):
+    import torch
+
+    def collate(rows):
+        kind = calls.append(0) or len(calls) % 4
+        x, y = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+        x = torch.from_numpy(x.astype("float64") if kind == 1 else x)
+        y = torch.from_numpy(np.asfortranarray(y) if kind == 2 else y)
+        return {0: (x, y), 1: [x, y], 2: (x, y), 3: (x, y, torch.ones(len(x)))}[kind]
+
+    calls = []
+    loader = torch.utils.data.DataLoader(list(zip(*data, strict=True)), batch_size=16, collate_fn=collate)
+    model = trained(strategy, loader, batch_size=None)
+    assert_same_weights(model, trained(strategy, *data), rtol=1e-6, atol=1e-7)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "bfloat16", "float64"])
+def test_tf_data_of_any_type(strategy, data, dtype):
+    import tensorflow as tf
+
+    x = (np.abs(data[0]) > 1).astype("float32")
+    rows = tf.data.Dataset.from_tensor_slices((tf.cast(x, dtype), data[1]))
+    model = trained(strategy, rows.batch(16), batch_size=None)
+    assert_same_weights(model, trained(strategy, x, data[1]), **EXACT)
+
+
+def test_a_generator_is_read_two_batches_ahead(strategy):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.05)
+            seen.append((batch, len(read)))
+
+    def batches():
+        for start in range(0, 400, 10):
+            read.append(start)
+            yield x[start : start + 10], y[start : start + 10]
+
+    x, y = classification_data(400)
+    read, seen = [], []
+    model = attached(strategy)
+    model.fit(x[:10], y[:10], verbose=0)
+    model.fit(batches(), steps_per_epoch=20, verbose=0, callbacks=[Stop()])
+    # One batch trains, one is next, two are ready and one waits for a place.
+    assert all(count <= batch + 1 + 4 for batch, count in seen), seen
+    assert len(read) == 20

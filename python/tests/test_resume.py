@@ -165,3 +165,55 @@ def test_an_interrupted_run_is_resumed_by_the_next_fit(strategy, tmp_path):
     assert int(model.optimizer.iterations) == 30
     assert [epoch for epoch, _, _ in begun] == [0, 1, 1, 2]
     assert float(model.optimizer.learning_rate) == pytest.approx(0.001 / 8)
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 4])
+def test_hooks_of_a_resumed_run_read_the_restored_values(strategy, tmp_path, save_freq):
+    class Values(keras.callbacks.Callback):
+        resumed = False
+
+        def read(self):
+            step = int(self.model.optimizer.iterations)
+            variables = [*self.model.variables, *self.model.optimizer.variables]
+            values = [np.array(variable) for variable in variables]
+            return step, values, self.model.predict(x[:20], verbose=0)
+
+        def check(self):
+            step, values, predicted = self.read()
+            assert step == resumed_at
+            for value, saved in zip([*values, predicted], [*seen[step][0], seen[step][1]], strict=True):
+                np.testing.assert_allclose(value, saved, rtol=1e-6, atol=1e-7)
+            begun.append(step)
+
+        def on_train_begin(self, logs=None):
+            if self.resumed:
+                self.check()
+                # Without effect: the restored values count.
+                self.model.trainable_variables[0].assign(self.model.trainable_variables[0] * 0)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if self.resumed and len(begun) < 2:
+                assert np.any(self.model.trainable_variables[0])
+                begun.append(epoch)
+
+        def on_train_batch_end(self, batch, logs=None):
+            step, *values = self.read()
+            if self.resumed:
+                ends.append(step)
+                return
+            seen[step] = values
+            if step == 15:
+                raise ZeroDivisionError
+
+    x, y = classification_data(200)
+    seen, begun, ends, resumed_at = {}, [], [], 10 if save_freq == "epoch" else 12
+    model, values = attached(strategy), Values()
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=save_freq)
+    with pytest.raises(ZeroDivisionError):
+        model.fit(x, y, batch_size=20, epochs=2, callbacks=[backup, values], verbose=0)
+    values.resumed = True
+    with pytest.warns(UserWarning, match="state of callback 'Values'"):
+        model.fit(x, y, batch_size=20, epochs=2, callbacks=[backup, values], verbose=0)
+    assert begun == [resumed_at, 1]
+    assert ends == list(range(resumed_at + 1, 21))
+    assert np.any(model.trainable_variables[0])

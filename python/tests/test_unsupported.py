@@ -174,90 +174,73 @@ def test_keras_trains_every_batch_of_a_generator_for_a_model_that_is_not_built(d
     assert set(read) == {0, 15, 30, 45}
 
 
-def test_an_output_without_a_loss_is_refused_at_compile(strategy):
-    inputs = keras.Input((4,))
-    outputs = [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)]
-    model = keras.Model(inputs, outputs, name="model")
-    with pytest.raises(phalanx.UnsupportedError, match="output 'b' has no loss"):
-        attached(strategy, model, loss=["mse", None], metrics=None)
-    with pytest.raises(phalanx.UnsupportedError, match="output 'a' has no loss"):
-        attached(strategy, model, loss={"b": "mse"}, metrics=None)
+def pooled():
+    inputs = keras.Input((5, 4), name="steps")
+    mask = keras.Input((5,), dtype="bool", optional=True, name="mask")
+    mean = keras.layers.GlobalAveragePooling1D()(inputs, mask=mask)
+    return keras.Model([inputs, mask], keras.layers.Dense(1)(mean), name="model")
 
 
-def two_outputs():
-    inputs = keras.Input((4,))
-    outputs = [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)]
-    return keras.Model(inputs, outputs, name="model")
-
-
-def sequences():
-    return keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(1)], name="model")
-
-
-rows = np.random.default_rng(0).random((40, 4)).astype("float32")
 steps = np.random.default_rng(0).random((40, 5, 4)).astype("float32")
-different = [np.linspace(0, 1, 40), np.ones(40)]
-LATE = {
-    "different weights": (two_outputs, rows, [rows[:, 0], rows[:, 1]], different, "differ between outputs"),
-    "weights of time steps": (sequences, steps, steps[:, :, :1], np.ones((40, 5)), "single time steps"),
-}
+given, missing, targets = [steps, np.ones((40, 5), bool)], [steps, None], steps[:, 0, :1]
 
 
-def generator(x, y, sample_weight):
-    parts = [tuple(part) if isinstance(part, list) else part for part in (x, y, sample_weight) if part is not None]
-    for start in range(0, len(x), 10):
-        yield keras.tree.map_structure(lambda part, at=start: part[at : at + 10], tuple(parts))
+def generator(x, y):
+    for start in range(0, len(y), 10):
+        yield tuple(part if part is None else part[start : start + 10] for part in x), y[start : start + 10]
 
 
-def train(model, way, x, y, sample_weight):
+def train(model, way, x, y):
     if way == "arrays":
-        return model.fit(x, y, sample_weight=sample_weight, batch_size=10, shuffle=False, verbose=0).history["loss"]
+        return model.fit(x, y, batch_size=10, shuffle=False, verbose=0).history["loss"]
     if way == "generator":
-        return model.fit(generator(x, y, sample_weight), verbose=0).history["loss"]
+        return model.fit(generator(x, y), verbose=0).history["loss"]
     if way == "validation":
-        history = model.fit(x, y, validation_data=(x, y, sample_weight), shuffle=False, verbose=0).history
+        history = model.fit(given, y, validation_data=(x, y), shuffle=False, verbose=0).history
         return [history["loss"][0], history["val_loss"][0]]
     if way == "evaluate":
-        return model.evaluate(x, y, sample_weight=sample_weight, verbose=0)
-    return getattr(model, way)(x, y, sample_weight=sample_weight)
+        return model.evaluate(x, y, verbose=0)
+    return getattr(model, way)(x, y)
 
 
 @pytest.mark.parametrize("way", ["arrays", "generator", "validation", "evaluate", "train_on_batch", "test_on_batch"])
-@pytest.mark.parametrize("name", LATE)
-def test_unsupported_data_is_refused_or_left_to_keras(strategy, name, way):
-    build, x, y, sample_weight, reason = LATE[name]
-    arguments = {"loss": "mse", "metrics": None}
-    model = attached(strategy, build(), **arguments)
-    train(model, "arrays", x, y, None)
+def test_unsupported_data_is_refused_or_left_to_keras(strategy, way):
+    arguments, reason = {"loss": "mse", "metrics": None}, "input 'mask' is missing"
+    model = attached(strategy, pooled(), **arguments)
+    train(model, "arrays", given, targets)
     with pytest.raises(phalanx.UnsupportedError, match=f"cannot train 'model': .*{reason}(?s:.*)fallback") as error:
-        train(model, way, x, y, sample_weight)
+        train(model, way, missing, targets)
     assert len(error.value.reasons) == 1 and reason in error.value.reasons[0]
-    ours, theirs = twins(phalanx.MirroredStrategy(["cpu:0"], fallback="keras"), build, **arguments)
+    ours, theirs = twins(phalanx.MirroredStrategy(["cpu:0"], fallback="keras"), pooled, **arguments)
     for twin in (ours, theirs):
-        train(twin, "arrays", x, y, None)
+        train(twin, "arrays", given, targets)
     with pytest.warns(UserWarning, match=reason) as caught:
-        received = train(ours, way, x, y, sample_weight)
+        received = train(ours, way, missing, targets)
     assert any(warning.filename == __file__ for warning in caught)
-    np.testing.assert_allclose(received, train(theirs, way, x, y, sample_weight), rtol=1e-3)
-    train(ours, "arrays", x, y, None)
+    np.testing.assert_allclose(received, train(theirs, way, missing, targets), rtol=1e-3)
+    train(ours, "arrays", given, targets)
 
 
 def test_keras_trains_on_all_batches_of_generators_that_were_opened():
-    build, x, y, sample_weight, reason = LATE["different weights"]
     losses = []
-    for model in twins(phalanx.MirroredStrategy(["cpu:0"], fallback="keras"), build, loss="mse", metrics=None):
-        held_out = generator(2 * x, y, sample_weight)
+    for model in twins(phalanx.MirroredStrategy(["cpu:0"], fallback="keras"), pooled, loss="mse", metrics=None):
+        held_out = generator([2 * steps, None], targets)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            history = model.fit(generator(x, y, None), validation_data=held_out, validation_steps=4, verbose=0).history
+            training = generator(given, targets)
+            history = model.fit(training, validation_data=held_out, validation_steps=4, verbose=0).history
         losses.append([history["loss"][0], history["val_loss"][0]])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
-def test_training_without_a_loss_is_refused(strategy, data):
-    model = attached(strategy, loss=None, metrics=None)
+@pytest.mark.parametrize("metrics", [None, ["mae"]])
+def test_training_without_a_loss_and_penalties_is_refused(strategy, data, metrics):
+    model = attached(strategy, loss=None, metrics=metrics)
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(phalanx.UnsupportedError, match="had no loss"):
+            method(*data, verbose=0)
     with pytest.raises(phalanx.UnsupportedError, match="had no loss"):
-        model.fit(*data, verbose=0)
+        model.test_on_batch(*data)
     assert model.predict(data[0], verbose=0).shape[0] == len(data[0])
 
 

@@ -254,6 +254,14 @@ impl Model {
         self.with_session("target_dtypes", |session| Ok(session.checks.target_dtypes()))
     }
 
+    /// Returns the outputs whose targets a step takes, in order: those with a loss or metrics.
+    ///
+    /// # Errors
+    /// If the model is not compiled.
+    pub fn target_outputs(&self) -> Result<Vec<usize>> {
+        self.with_session("target_outputs", |session| Ok(session.objective.compared()))
+    }
+
     /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> Result<f64> {
         self.with_session("learning_rate", |session| {
