@@ -23,8 +23,8 @@ use std::sync::OnceLock;
 /// (`Options::reuse_delay`).
 const REUSE_DELAY: usize = 16;
 
-/// Rows of 16-bit floats then begin at multiples of 16 bytes, as tensor cores need them (`Options::row_alignment`).
-const ROW_ALIGNMENT: usize = 8;
+/// cuBLASLt's fastest algorithms need axes and rows of whole 16 bytes (`Options::product_alignment`).
+const PRODUCT_ALIGNMENT: usize = 8;
 
 /// The NVIDIA GPUs of this machine, or emulated ones.
 #[derive(Clone, Default)]
@@ -80,7 +80,7 @@ impl Backend for CudaBackend {
             policy,
             reuse_delay: REUSE_DELAY,
             split_rules,
-            row_alignment: ROW_ALIGNMENT,
+            product_alignment: PRODUCT_ALIGNMENT,
             ..Options::new(mesh, max_batch)
         }
     }

@@ -206,6 +206,13 @@ struct Vector {
         }
     }
 
+    // `v = f(v)` for every number in registers.
+    template <typename F>
+    __device__ __forceinline__ void replace(F f) {
+#pragma unroll
+        for (int k = 0; k < PER; k++) held[k] = f(held[k]);
+    }
+
     // Calls `f(v)` for every number.
     template <typename F>
     __device__ __forceinline__ void each_value(F f) const {

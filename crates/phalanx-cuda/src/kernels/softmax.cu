@@ -16,11 +16,11 @@ __device__ __forceinline__ float over_row(float v) {
     return v;
 }
 
-// A vector with its maximum and `Σ e^(x - top)`.
-template <typename X, int G, int PER, int W>
+// A vector with its maximum and `Σ e^(x - top)`. With `EXP`, numbers in registers become their exponentials.
+template <bool EXP, typename X, int G, int PER, int W>
 struct Row {
     Vector<X, G, PER, W> vector;
-    float top, sum;
+    float top, sum, share;
 
     __device__ __forceinline__ void read(const X* row, int n) {
         vector.load(row, n);
@@ -28,7 +28,8 @@ struct Row {
         if (PER > 0) {
             vector.each_value([&](float v) { most = larger(most, v); });
             top = over_row<true, G>(most);
-            vector.each_value([&](float v) { total += expf(v - top); });
+            if (EXP) vector.replace([&](float v) { return expf(v - top); });
+            vector.each_value([&](float v) { total += EXP ? v : expf(v - top); });
         } else {
             // Reads the vector once: the sum so far is scaled when the maximum grows.
             vector.each_value([&](float v) {
@@ -42,10 +43,12 @@ struct Row {
             total = most == top ? total : total * expf(most - top);
         }
         sum = over_row<false, G>(total);
+        share = 1.0f / sum;
     }
 
     __device__ __forceinline__ float softmax(int k, int i) const {
-        return expf(vector.value(k, i) - top) / sum;
+        float v = vector.value(k, i);
+        return (PER > 0 ? v : expf(v - top)) * share;
     }
 };
 
@@ -57,7 +60,7 @@ struct Row {
 template <typename X, typename Y, int G, int PER, int W>
 __global__ void softmax(const X* x, Y* y, i64 rows, int n) {
     EACH_ROW(r, rows) {
-        Row<X, G, PER, W> row;
+        Row<true, X, G, PER, W> row;
         row.read(x + r * n, n);
         row.vector.write(y + r * n, [&](int k, int i) { return row.softmax(k, i); });
     }
@@ -80,7 +83,7 @@ __global__ void softmax_grad(const Y* y, const D* dy, X* dx, i64 rows, int n) {
 template <typename X, typename Y, int G, int PER, int W>
 __global__ void log_softmax(const X* x, Y* y, i64 rows, int n) {
     EACH_ROW(r, rows) {
-        Row<X, G, PER, W> row;
+        Row<false, X, G, PER, W> row;
         row.read(x + r * n, n);
         // Two subtractions: adding the logarithm to `top` first would lose its low bits.
         float top = row.top, norm = logf(row.sum);
@@ -91,7 +94,7 @@ __global__ void log_softmax(const X* x, Y* y, i64 rows, int n) {
 template <typename X, typename Y, int G, int PER, int W>
 __global__ void sparse_xent(const X* x, const int* labels, Y* y, i64 rows, int n, i64 ld_x) {
     EACH_ROW(r, rows) {
-        Row<X, G, PER, W> row;
+        Row<false, X, G, PER, W> row;
         row.read(x + r * ld_x, n);
         int label = labels[r];
         bool named = label >= 0 && label < n;
@@ -104,7 +107,7 @@ template <typename X, typename D, typename Y, int G, int PER, int W>
 __global__ void sparse_xent_grad(const X* x, const int* labels, const D* dy, Y* dx, i64 rows, int n, i64 ld_x,
                                  i64 ld_dx) {
     EACH_ROW(r, rows) {
-        Row<X, G, PER, W> row;
+        Row<true, X, G, PER, W> row;
         row.read(x + r * ld_x, n);
         int label = labels[r];
         bool named = label >= 0 && label < n;

@@ -16,10 +16,10 @@ const THREADS: usize = 256;
 const MAX_COLUMNS_PER_BLOCK: usize = 16;
 
 /// Blocks that keep a GPU busy with columns.
-const TARGET_BLOCKS: usize = 132 * 4;
+const TARGET_BLOCKS: usize = 132 * 2;
 
 /// Minimum rows per thread of `reduce_columns` before they are split among blocks.
-const MIN_ROWS_PER_THREAD: usize = 4;
+const MIN_ROWS_PER_THREAD: usize = 8;
 
 /// Sum or maximum along axes, which are kept with size one.
 pub(crate) fn reduce(

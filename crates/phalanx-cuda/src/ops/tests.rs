@@ -96,9 +96,9 @@ fn maxima_propagate_nan() {
 fn sums_over_rows() {
     let case = |rows, dims: &[usize]| Case::new(Op::SumRows, rows).rows(dims);
     assert_eq!(names(&case(64, &[1000])), ["reduce_columns<false, float, float, 4, 32>"]);
-    assert_eq!(case(64, &[1000]).launches()[0].grid, [16, 1, 1]);
+    assert_eq!(case(64, &[1000]).launches()[0].grid, [8, 1, 1]);
     // Enough rows for several blocks: partial sums and a last block.
-    assert_eq!(case(3000, &[20]).launches()[0].grid, [24, 1, 1]);
+    assert_eq!(case(3000, &[20]).launches()[0].grid, [12, 1, 1]);
     for (rows, dims) in [
         (64, &[100][..]),
         (3000, &[20]),

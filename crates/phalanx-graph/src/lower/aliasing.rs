@@ -128,36 +128,3 @@ pub(super) fn views(step: &Step, live: &[bool], uses: &UseLists) -> Vec<View> {
     }
     views
 }
-
-/// Vectors of at least this length may be padded: few bytes more than without.
-const MIN_PADDED: usize = 512;
-
-/// Pads the last axis of what products read and write to a multiple of `alignment`, where every kernel accepts the
-/// stride and nothing else shares the buffer: libraries multiply such matrices several times as fast.
-pub(super) fn pad_rows(
-    step: &Step,
-    live: &[bool],
-    uses: &UseLists,
-    alignment: usize,
-    views: &mut [View],
-) {
-    let g = &step.graph;
-    let is_product =
-        |op: &Op| matches!(op, Op::Dot(_) | Op::DotGradInput | Op::DotGradKernel | Op::MatMul(_));
-    let mut shared = vec![false; views.len()];
-    for (id, view) in g.ids().zip(&*views) {
-        shared[view.root.index()] |= view.root != id && live[id.index()];
-    }
-    for id in g.ids().filter(|id| live[id.index()] && !shared[id.index()]) {
-        let (node, users) = (g.node(id), &uses.nodes[id.index()]);
-        let own = views[id.index()].root == id && uses.roots[id.index()] == 0;
-        let strided = writes_strided(&node.op)
-            && users.iter().all(|(user, operand)| reads_strided(&g.node(*user).op, *operand));
-        let multiplied =
-            is_product(&node.op) || users.iter().any(|(user, _)| is_product(&g.node(*user).op));
-        let last = node.ty.dims.last().copied().unwrap_or(1);
-        if own && strided && multiplied && node.ty.is_rows() && last >= MIN_PADDED {
-            views[id.index()].ld = last.next_multiple_of(alignment.max(1));
-        }
-    }
-}

@@ -11,7 +11,7 @@ pub(crate) use self::aliasing::{View, needs_own_buffer, reads_strided, writes_st
 pub(crate) use self::linear::{BufferKind, LinearInstr, Target};
 pub(crate) use self::sharded_dense::ShardedDense;
 
-use self::aliasing::{pad_rows, views};
+use self::aliasing::views;
 use self::barriers::{Emitter, barrier_after_each, order_minimizing_barriers};
 use self::buckets::Buckets;
 use self::gather::gather_weights;
@@ -52,8 +52,7 @@ impl Lowered {
 pub(crate) fn lower(step: &Step, options: Options) -> Result<Lowered> {
     let live = step.live();
     let uses = use_lists(step, &live);
-    let mut views = views(step, &live, &uses);
-    pad_rows(step, &live, &uses, options.row_alignment, &mut views);
+    let views = views(step, &live, &uses);
     let deferred = deferred_nodes(step, &live);
     let body = |id: NodeId| live[id.index()] && !deferred[id.index()];
     let sharded = find_sharded_dense(step, &uses, body, options);

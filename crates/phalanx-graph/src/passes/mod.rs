@@ -1,5 +1,6 @@
 //! Compiler passes. Each takes a step and returns an optimized one that computes the same.
 
+mod align;
 mod epilogue;
 mod fuse;
 mod partition;
@@ -7,6 +8,7 @@ mod precision;
 mod recompute;
 mod simplify;
 
+pub use align::align_products;
 pub use epilogue::fuse_epilogues;
 pub use fuse::fuse_elementwise;
 pub use partition::{localize, partition};

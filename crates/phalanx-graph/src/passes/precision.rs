@@ -89,6 +89,13 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     for id in g.ids().filter(|id| live[id.index()] && g.node(*id).layer == 0) {
         g.node(id).inputs.iter().for_each(|x| used_outside[x.index()] = true);
     }
+    // Part of a result that is used outside, or another shape of it.
+    for id in g.ids().rev().filter(|id| live[id.index()]) {
+        let moves = matches!(g.node(id).op, Op::Slice { .. } | Op::Reshape { .. });
+        if moves && used_outside[id.index()] {
+            used_outside[g.node(id).inputs[0].index()] = true;
+        }
+    }
     let mut stored: Vec<Option<DType>> = g
         .ids()
         .map(|id| {
@@ -99,19 +106,18 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
             (mixed && !wide && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
         })
         .collect();
-    // A result that would be read through conversions only is converted by the kernel that writes it.
+    // A result that would be read through conversions only is converted by the kernel that writes it. Readers come first:
+    // what they are stored in decides in what they read.
     let mut converted: Vec<Option<bool>> = vec![None; stored.len()];
-    for id in g.ids().filter(|id| live[id.index()]) {
-        for (i, x) in g.node(id).inputs.iter().enumerate() {
+    step.roots().for_each(|root| converted[root.index()] = Some(false));
+    for id in g.ids().rev().filter(|id| live[id.index()]) {
+        let node = g.node(id);
+        if converted[id.index()] == Some(true) && is_activation(&node.ty) && converts(&node.op) {
+            stored[id.index()] = Some(narrow);
+        }
+        for (i, x) in node.inputs.iter().enumerate() {
             let narrows = required_type(step, id, i, &stored, narrow) == Some(narrow);
             converted[x.index()] = Some(narrows && converted[x.index()] != Some(false));
-        }
-    }
-    step.roots().for_each(|root| converted[root.index()] = Some(false));
-    for id in g.ids().filter(|id| converted[id.index()] == Some(true)) {
-        let node = g.node(id);
-        if is_activation(&node.ty) && converts(&node.op) {
-            stored[id.index()] = Some(narrow);
         }
     }
     stored
@@ -119,7 +125,7 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
 
 /// Whether the op's kernel writes 16-bit results of 32-bit operands.
 fn converts(op: &Op) -> bool {
-    matches!(op, Op::Fused(_) | Op::SparseXentGrad)
+    matches!(op, Op::Fused(_) | Op::SparseXentGrad | Op::Concat { .. })
 }
 
 /// The type in which an op requires an operand to be stored; `None` if any type works.

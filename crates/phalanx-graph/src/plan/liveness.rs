@@ -84,7 +84,6 @@ impl Planner<'_> {
             let node = self.step.graph.node(*id);
             let in_arena =
                 self.root(*id) == *id && self.lowered.kinds[id.index()] == BufferKind::Arena;
-            let ld = self.lowered.views[id.index()].ld;
             if !in_arena {
                 continue;
             }
@@ -99,7 +98,7 @@ impl Planner<'_> {
                 let fits = full(i)
                     && self.step.graph.ty(*x) == &node.ty
                     && v.offset == 0
-                    && v.ld == ld
+                    && v.ld == node.ty.last()
                     && self.buffered(v.root)
                     && self.lowered.kinds[v.root.index()] == BufferKind::Arena
                     && self.step.graph.ty(v.root).len() == node.ty.len();

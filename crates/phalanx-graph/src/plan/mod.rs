@@ -152,9 +152,7 @@ impl<'a> Planner<'a> {
             BufferKind::Device => self.replica_rows,
             _ => self.max_rows,
         };
-        let (ty, ld) = (self.step.graph.ty(root), self.lowered.views[root.index()].ld);
-        let gaps = (ld - ty.last()) * (ty.len() / ty.last().max(1));
-        self.bytes_of(ty, rows) + (gaps * ty.dtype.bytes() * rows).next_multiple_of(ALIGN)
+        self.bytes_of(self.step.graph.ty(root), rows)
     }
 
     fn bytes_of(&self, ty: &Type, rows: usize) -> usize {

@@ -76,9 +76,9 @@ pub struct Options {
     pub reuse_delay: usize,
     /// When workers share work in another way than by rows.
     pub split_rules: SplitRules,
-    /// The last axis of the operands and results of products is stored with a length that is a multiple of this number
-    /// of elements, where all that reads and writes them permits it; 1 for no such padding.
-    pub row_alignment: usize,
+    /// Long axes of products are padded with zeros to a multiple of this length, where padding costs little; 1 for no
+    /// padding.
+    pub product_alignment: usize,
     /// Segments of the forward pass of which only the borders are kept for the backward pass, which computes the rest
     /// again; 0 or 1 to keep everything.
     pub recompute: usize,
@@ -93,7 +93,7 @@ impl Options {
             policy: Policy::Float32,
             reuse_delay: 0,
             split_rules: SplitRules::NONE,
-            row_alignment: 1,
+            product_alignment: 1,
             recompute: 0,
         }
     }
@@ -161,6 +161,7 @@ impl Program {
         if parts > 1 {
             step = passes::localize(passes::partition(step, parts)?, parts)?;
         }
+        let step = passes::align_products(step, options.product_alignment)?;
         let step = passes::optimize(step)?;
         let mut step = passes::store_narrow(step, options.policy);
         if options.recompute > 1 {

@@ -41,7 +41,7 @@ fn a_layer_that_is_kept_wide_stores_32_bit_floats() {
 }
 
 #[test]
-fn rows_of_products_are_padded() {
+fn long_axes_of_products_are_padded() {
     let step = |fetched: bool| {
         let mut g = Graph::new();
         g.enter("words");
@@ -62,19 +62,23 @@ fn rows_of_products_are_padded() {
         step.fetches.push(Fetch { name: "fetched".into(), node });
         step
     };
-    let widths = |fetched, row_alignment| {
+    let compile = |fetched, product_alignment| {
         let policy = Policy::MixedBfloat16;
-        let options = Options { policy, row_alignment, split_rules: RULES, ..Options::new(ONE, 2) };
-        let program = Program::compile(step(fetched), options).expect("compiles");
+        let options = Options { policy, split_rules: RULES, ..Options::new(ONE, 2) };
+        Program::compile(step(fetched), Options { product_alignment, ..options }).expect("compiles")
+    };
+    let widths = |program: &Program| {
         let values = program.values().iter().filter(|v| v.ty.dims.last() == Some(&1001));
         values.filter(|v| v.ty.is_rows()).map(|v| (v.ty.dtype, v.ld)).collect::<Vec<_>>()
     };
     // The derivative is written as the products read it.
     let (logits, derivative) = (DType::F32, DType::Bf16);
-    assert_eq!(widths(false, 8), [(logits, 1008), (derivative, 1008)]);
-    assert_eq!(widths(false, 1), [(logits, 1001), (derivative, 1001)]);
+    let padded = compile(false, 8);
+    assert_eq!(widths(&padded), [(logits, 1008), (derivative, 1008)], "{padded}");
+    assert_eq!(widths(&compile(false, 1)), [(logits, 1001), (derivative, 1001)]);
     // The host reads it without gaps.
-    assert_eq!(widths(true, 8), [(logits, 1001), (derivative, 1008)]);
+    let fetched = compile(true, 8);
+    assert_eq!(widths(&fetched), [(logits, 1001), (derivative, 1008)], "{fetched}");
 }
 
 #[test]
