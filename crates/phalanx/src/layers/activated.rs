@@ -72,10 +72,10 @@ pub(crate) fn has_layer(layer: &dyn Layer) -> bool {
 pub(super) fn read(class: &str, config: &Config) -> Option<Result<Box<dyn Layer>>> {
     let activation = nested(config).filter(|_| CLASSES.contains(&class))?;
     let read = || {
-        let wrong = |e| Error::config(class, format!("{KEY}: {e}"));
+        let wrong = |e: String| Error::config(class, format!("{KEY}: {e}"));
         let NestedLayer { class: inner, name, trainable, config: options } =
-            NestedLayer::parse(activation).map_err(wrong)?;
-        let activation = super::from_config(&inner, options)?;
+            NestedLayer::parse(activation).map_err(|e| wrong(e.to_string()))?;
+        let activation = super::from_config(&inner, options).map_err(|e| wrong(e.to_string()))?;
         let mut config = config.clone();
         config.insert(KEY.into(), "linear".into());
         let layer = super::from_config(class, config)?;
