@@ -353,14 +353,9 @@ impl Kernel for BackwardKernel<'_> {
         let out = arena.pointers::<f32>(ROWS);
         // SAFETY: the kernel's size was checked, and `packed` holds its transpose.
         unsafe {
-            pack_columns::<S>(
-                pass.kernel.as_ptr(),
-                gates,
-                gates,
-                units,
-                PanelRows::all(packed, gates),
-            )
-        };
+            let to = PanelRows::all(packed, gates);
+            pack_columns::<S>(pass.kernel.as_ptr(), gates, gates, units, to);
+        }
         for first in (0..rows).step_by(ROWS) {
             let count = ROWS.min(rows - first);
             // SAFETY: rows and steps exist; the scratch memory holds two vectors of each row.

@@ -1,6 +1,6 @@
 //! Memory planning: the device memory a step needs and the largest batch that fits, without running the step.
 
-use super::session::{Objective, Programs, Session, ShapedStep, StepKind};
+use super::session::{Objective, Placement, Programs, Session, ShapedStep, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
@@ -140,6 +140,13 @@ struct Limits {
     sharing: usize,
 }
 
+impl Placement {
+    /// Replicas whose memory a plan counts together.
+    fn memory_sharing(&self) -> usize {
+        if self.backend.traits().on_host { self.names.len() } else { 1 }
+    }
+}
+
 impl Programs {
     fn memory_plan(
         &self,
@@ -182,7 +189,7 @@ impl Programs {
         available: usize,
     ) -> Result<Option<Arc<Program>>> {
         let (backend, accumulates) = (self.placement.backend.clone(), objective.accumulates());
-        let sharing = self.memory_sharing();
+        let sharing = self.placement.memory_sharing();
         let wanted = |program: &Program| backend.memory_plan(program, accumulates).total(sharing);
         let (allowed, before) = self.placement.recompute;
         if allowed != Recompute::Auto || program.update().is_none() || wanted(program) <= available
@@ -204,12 +211,6 @@ impl Programs {
         }
         self.placement.recompute.1 = before;
         Ok(None)
-    }
-
-    /// Replicas whose memory a plan counts together.
-    fn memory_sharing(&self) -> usize {
-        let on_host = self.placement.backend.traits().on_host;
-        if on_host { self.placement.names.len() } else { 1 }
     }
 
     /// Fails if a step needs more memory than its replicas share. Warns once if memory is short.
@@ -254,7 +255,7 @@ impl Programs {
             return error.into();
         };
         let max_rows = (batch.div_ceil(devices.0.replicas) - 1).min(MAX_ROWS_PER_REPLICA);
-        let sharing = self.memory_sharing();
+        let sharing = self.placement.memory_sharing();
         let limits = Limits { memory: available, max_rows, sharing };
         let largest = self.largest_batch(objective, step, devices, limits);
         let Ok(largest) = largest else { return error.into() };

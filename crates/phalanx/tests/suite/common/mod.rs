@@ -163,7 +163,7 @@ pub fn run_on(
         let lead = if spec.ty.is_rows() { vec![rows] } else { vec![] };
         assert_eq!(tensor.dims(), [lead, spec.ty.dims.clone()].concat(), "feed {}", spec.name);
     }
-    let data = (feeds, params, rows);
+    let data = Values { feeds, params, rows };
     match runner {
         Runner::Reference => {}
         Runner::Cpu { workers, portable } => {
@@ -196,13 +196,21 @@ pub fn run_on(
     results.into_iter().map(from_reference).collect()
 }
 
+/// What a program computes on.
+struct Values<'a> {
+    feeds: &'a [Tensor],
+    params: &'a [Tensor],
+    rows: usize,
+}
+
 fn run_program(
     backend: &dyn Backend,
     executor: &mut dyn Executor,
     graph: &Graph,
     outputs: &[NodeId],
-    (feeds, params, rows): (&[Tensor], &[Tensor], usize),
+    data: Values<'_>,
 ) -> Vec<Vec<f64>> {
+    let Values { feeds, params, rows } = data;
     let mut step = Step::new("test", graph.clone());
     for output in outputs {
         let node = match graph.ty(*output).space {

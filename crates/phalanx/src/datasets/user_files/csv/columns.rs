@@ -13,7 +13,7 @@ impl Csv {
     ///
     /// ```no_run
     /// # use phalanx::datasets::Csv;
-    /// # fn example(model: &phalanx::Model) -> Result<(), phalanx::Error> {
+    /// # fn example(model: &phalanx::prelude::Model) -> Result<(), phalanx::Error> {
     /// let (csv, names) = (Csv::new(), model.input_names());
     /// let keys = model.input_paths().unwrap_or_default();
     /// let keyed = csv.has_columns_for("data.csv", &keys)?;
