@@ -11,7 +11,7 @@ from phalanx.unsupported import config_text, find_unsupported, find_unsupported_
 from phalanx.variables import Link, as_array
 
 _ATTRIBUTE = "_phalanx_session"
-_NO_LOSS = "compile() had no loss: phalanx then trains on penalties of the layers alone, and without metrics"
+_NO_LOSS = "compile() had no loss and no metrics, and the layers have no penalties: there is nothing to compute"
 
 
 class Session:

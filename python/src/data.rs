@@ -138,6 +138,10 @@ impl Dataset for PythonBatches {
         self.batch_size
     }
 
+    fn is_repeatable(&self) -> bool {
+        false
+    }
+
     fn epoch_of(
         &self,
         _seed: u64,

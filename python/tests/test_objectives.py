@@ -174,10 +174,26 @@ def test_penalties_alone_of_a_model_with_a_list_of_no_losses(strategy):
     compare(strategy, build, "arrays", [b, x[:, :, :3]], loss=[None, None])
 
 
-def test_metrics_beside_penalties_alone_are_refused(strategy):
-    model = attached(strategy, regularized(), loss=None, metrics=["mae"])
-    with pytest.raises(phalanx.UnsupportedError, match="had no loss.*without metrics"):
-        model.fit(x, b, verbose=0)
+@pytest.mark.parametrize("way", WAYS)
+def test_metrics_beside_penalties_alone(strategy, way):
+    compare(strategy, regularized, way, b, loss=None, metrics=["mae"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_metrics_alone(strategy, way):
+    compare(strategy, model_of("b"), way, b, loss=None, metrics=["mae"])
+
+
+def test_an_accuracy_without_a_loss_is_that_of_the_targets(strategy):
+    y = (x[:, :, :1] * 3).astype("int32")
+
+    def build():
+        return keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(3, activation="softmax")])
+
+    compare(strategy, build, "arrays", y, loss=None, metrics=["accuracy"])
+    model = attached(strategy, build(), loss=None, metrics=["accuracy"])
+    with pytest.raises(ValueError, match="sparse_categorical_accuracy.*read only once"):
+        model.fit(batches(x, y), steps_per_epoch=4, verbose=0)
 
 
 @pytest.mark.parametrize("data", ["tf.data", "PyDataset", "DataLoader"])

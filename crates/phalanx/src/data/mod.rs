@@ -149,6 +149,12 @@ pub trait Dataset: Send + Sync {
         false
     }
 
+    /// Whether an epoch can be started again. The batches of a dataset that reads something only once, such as another
+    /// program's output, are then lost.
+    fn is_repeatable(&self) -> bool {
+        true
+    }
+
     /// Whether the order of the samples changes from epoch to epoch, if known. A resumed run must use
     /// the same setting.
     fn shuffles(&self) -> Option<bool> {
@@ -219,12 +225,20 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
         (**self).skips()
     }
 
+    fn is_repeatable(&self) -> bool {
+        (**self).is_repeatable()
+    }
+
     fn shuffles(&self) -> Option<bool> {
         (**self).shuffles()
     }
 
     fn digest(&self) -> u64 {
         (**self).digest()
+    }
+
+    fn augmentation_digest(&self) -> u64 {
+        (**self).augmentation_digest()
     }
 
     fn in_memory(&self) -> Option<&dyn InMemory> {
@@ -307,4 +321,73 @@ fn zeros(dtype: DType, dims: &[usize], rows: usize) -> Tensor {
         _ => vec![0f32; len].into(),
     };
     Tensor::new(dims, data).expect("the length is the product of the dimensions")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    /// A dataset that answers every question in another way than by default.
+    struct Unusual;
+
+    impl Dataset for Unusual {
+        fn len(&self) -> Option<usize> {
+            None
+        }
+
+        fn is_empty(&self) -> bool {
+            true
+        }
+
+        fn batches(&self) -> Option<usize> {
+            Some(3)
+        }
+
+        fn batch_size(&self) -> usize {
+            5
+        }
+
+        fn skips(&self) -> bool {
+            true
+        }
+
+        fn is_repeatable(&self) -> bool {
+            false
+        }
+
+        fn shuffles(&self) -> Option<bool> {
+            Some(true)
+        }
+
+        fn digest(&self) -> u64 {
+            7
+        }
+
+        fn augmentation_digest(&self) -> u64 {
+            8
+        }
+
+        fn epoch_of(
+            &self,
+            _: u64,
+            _: u64,
+            _: usize,
+            _: Option<&LocalShard>,
+        ) -> Result<Box<dyn Epoch + '_>> {
+            Err(Error::argument("data", "epoch", "none", "one"))
+        }
+    }
+
+    fn answers(data: &impl Dataset) -> String {
+        let sizes = (data.len(), data.is_empty(), data.batches(), data.batch_size());
+        let order = (data.skips(), data.is_repeatable(), data.shuffles());
+        format!("{sizes:?} {order:?} {} {}", data.digest(), data.augmentation_digest())
+    }
+
+    #[test]
+    fn a_shared_dataset_answers_as_the_dataset() {
+        assert_eq!(answers(&Arc::new(Unusual)), answers(&Unusual));
+        assert_eq!(answers(&(Arc::new(Unusual) as Arc<dyn Dataset>)), answers(&Unusual));
+    }
 }

@@ -74,6 +74,10 @@ impl Dataset for Prefetch {
         self.inner.batch_size()
     }
 
+    fn is_repeatable(&self) -> bool {
+        self.inner.is_repeatable()
+    }
+
     fn shuffles(&self) -> Option<bool> {
         self.inner.shuffles()
     }

@@ -36,6 +36,10 @@ impl Dataset for StagedDataset {
         self.inner.skips()
     }
 
+    fn is_repeatable(&self) -> bool {
+        self.inner.is_repeatable()
+    }
+
     fn shuffles(&self) -> Option<bool> {
         self.inner.shuffles()
     }

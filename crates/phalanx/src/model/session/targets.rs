@@ -91,6 +91,11 @@ fn target_sizes(source: &Source) -> Result<Vec<Vec<usize>>> {
         Source::Arrays(arrays) => Ok(of_table(arrays.targets())),
         Source::Dataset(dataset) => match dataset.in_memory() {
             Some(samples) => Ok(of_table(&samples.table().targets)),
+            None if !dataset.is_repeatable() => {
+                let expected = "categorical_accuracy or sparse_categorical_accuracy for an output without a loss, \
+                     if data can be read only once";
+                Err(Error::argument("compile", "metrics", expected, "accuracy"))
+            }
             None => {
                 let mut first = HostBatch::default();
                 dataset.epoch(0, 0, 0)?.next(&mut first)?;
