@@ -3,7 +3,7 @@
 use super::{Backward, Cotangents, Op, Unary, need_index, need_rows, need_values, operand};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
-use crate::types::Type;
+use crate::types::{Space, Type};
 
 /// Shape rule of softmax and log-softmax.
 pub fn infer(x: &Type) -> Result<Type> {
@@ -43,7 +43,8 @@ pub fn infer_grad(y: &Type, dy: &Type) -> Result<Type> {
     if dy.dims != y.dims || dy.dtype != y.dtype || dy.is_rows() != y.is_rows() {
         return Err(operand("softmax_grad", format!("the shape of {y}"), dy));
     }
-    Ok(dy.clone())
+    let space = if dy.space == Space::Mirrored { y.space } else { dy.space };
+    Ok(Type { space, ..dy.clone() })
 }
 
 /// `x` summed over the last axis, which remains with size one.

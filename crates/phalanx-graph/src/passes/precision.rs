@@ -112,7 +112,13 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     step.roots().for_each(|root| converted[root.index()] = Some(false));
     for id in g.ids().rev().filter(|id| live[id.index()]) {
         let node = g.node(id);
-        if converted[id.index()] == Some(true) && is_activation(&node.ty) && converts(&node.op) {
+        let may_convert = |x: &NodeId| stored[x.index()].is_some() || converts(&g.node(*x).op);
+        let converts = match node.op {
+            // Its operands are converted instead, if no other kernel has to do it.
+            Op::Concat { .. } => node.inputs.iter().all(may_convert),
+            _ => converts(&node.op),
+        };
+        if converted[id.index()] == Some(true) && is_activation(&node.ty) && converts {
             stored[id.index()] = Some(narrow);
         }
         for (i, x) in node.inputs.iter().enumerate() {
@@ -125,7 +131,7 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
 
 /// Whether the op's kernel writes 16-bit results of 32-bit operands.
 fn converts(op: &Op) -> bool {
-    matches!(op, Op::Fused(_) | Op::SparseXentGrad | Op::Concat { .. })
+    matches!(op, Op::Fused(_) | Op::SparseXentGrad)
 }
 
 /// The type in which an op requires an operand to be stored; `None` if any type works.

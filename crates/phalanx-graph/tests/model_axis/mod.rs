@@ -40,3 +40,24 @@ fn the_devices_of_a_replica_exchange_as_little_as_their_layout_needs() {
     let text = partitioned(even_cnn(Scope::All, momentum(None)), &axes);
     assert_eq!(count(&text, "= all_reduce_sum_parts("), 1, "{text}");
 }
+
+#[test]
+fn the_derivative_of_a_partitioned_softmax_may_be_whole() {
+    let mut g = Graph::new();
+    let x = rows(&mut g, &[8]);
+    let weights = rows(&mut g, &[3]);
+    let (first, second) = (param(&mut g, "first", &[8, 16]), param(&mut g, "second", &[16, 3]));
+    let hidden = g.push(Op::Dot(Epilogue::default()), &[x, first]).unwrap();
+    let gates = g.push(Op::Softmax, &[hidden]).unwrap();
+    let y = g.push(Op::Dot(Epilogue::default()), &[gates, second]).unwrap();
+    let found = gradients(&mut g, &[(y, weights)], &[first, second]).unwrap();
+    g.partition(ParamId(0), 1);
+    let mut step = fetching(g, &[y]);
+    for (i, node) in found.into_iter().enumerate() {
+        step.gradients.push(Gradient { param: ParamId(i as u32), node, l1: 0.0, l2: 0.0 });
+    }
+    step.update = Some(momentum(None));
+    let options = Options::new(ONE.with_devices_per_replica(2), 8);
+    let text = Program::compile(step, options).expect("compiles").to_string();
+    assert!(text.contains("all_gather"), "the second layer needs all of the softmax: {text}");
+}

@@ -36,7 +36,8 @@ impl Partitioner {
                 self.graph.div(parts.exp, parts.sum).map(Some)
             }
             Op::SoftmaxGrad if cut_last(self) => {
-                let (y, dy) = (inputs[0], inputs[1]);
+                let y = inputs[0];
+                let dy = self.converted(inputs[1], self.model(y))?;
                 let product = self.graph.mul(dy, y)?;
                 let sum = self.reduce_last(product, ReduceKind::Sum)?;
                 let centred = self.graph.sub(dy, sum)?;
