@@ -14,7 +14,7 @@ use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// Bytes for values.
-const ARENA_BYTES: usize = 4 << 20;
+const ARENA_BYTES: usize = 16 << 20;
 
 /// Guard after every value, which must not change.
 const GUARD: [u8; 64] = [0xff; 64];

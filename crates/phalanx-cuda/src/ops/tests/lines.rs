@@ -1,8 +1,11 @@
 //! Ops along an axis: strides, cumulative sums, sorting, lookups, layer normalisation, recurrent cells.
 
+use crate::launch::Elem;
 use crate::ops::case::{Case, numbers};
+use crate::ops::harness::Harness;
+use crate::ops::{index, softmax};
 use phalanx_graph::ops::{LayerNormAttrs, RecurrentAttrs, RecurrentCell, TakeAxis};
-use phalanx_graph::{Op, Type};
+use phalanx_graph::{DType, Op, Type};
 
 #[phalanx_testing::needs(gxx)]
 #[test]
@@ -113,4 +116,71 @@ fn recurrent_cells_of_any_width() {
         let case = case.rows(&[steps, units]);
         if more { case.rows(&[steps, units]).check(1e-5) } else { case.check(1e-5) }
     }
+}
+
+/// The gaps hold a larger number than any vector, which no kernel may count or overwrite.
+#[phalanx_testing::needs(gxx)]
+#[test]
+fn classes_of_vectors_with_gaps() {
+    for (n, gap) in [(5001, 7), (4104, 8), (517, 3), (40, 8), (9, 0)] {
+        for narrow in [DType::F32, DType::Bf16] {
+            let rows = 2;
+            let x: Vec<f32> = numbers(rows * n, 1).iter().map(|v| (v * 4.0) as f32).collect();
+            let mut harness = Harness::new(None, rows);
+            let logits = harness.rows(&[n], gap, &x);
+            let integers = Type { dtype: DType::I32, ..Type::rows([]) };
+            let labels = [3, n as i32 - 1];
+            let labels_at = harness.put(&integers, 0, &labels.map(i32::to_le_bytes).concat());
+            let best = harness.put(&integers, 0, &[0; 8]);
+            let dy = harness.put(&Type::rows([]), 0, &[1f32, -0.5].map(f32::to_le_bytes).concat());
+            let loss = harness.put(&Type::rows([]), 0, &[0; 8]);
+            let dx = harness.rows_of(narrow, &[n], gap, &vec![0.0; rows * n]);
+            harness.run(|cx, _| index::arg_max(cx, &[logits], best));
+            harness.run(|cx, _| softmax::sparse_xent(cx, &[logits, labels_at], loss));
+            harness.run(|cx, _| softmax::sparse_xent_grad(cx, &[logits, labels_at, dy], dx));
+            let best = harness.words(harness.at(best), Elem::I32, rows);
+            let (loss, dx) = (harness.read(harness.at(loss), rows), harness.get(dx));
+            for (r, x) in x.chunks(n).enumerate() {
+                let what = format!("{n} numbers, gaps of {gap}, {narrow:?}, row {r}");
+                let x: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+                let top = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = x.iter().map(|v| (v - top).exp()).sum();
+                let label = labels[r] as usize;
+                assert_eq!(x[best[r] as usize], top, "{what}");
+                let expected = sum.ln() + top - x[label];
+                assert!((f64::from(loss[r]) - expected).abs() < 1e-5, "{what}: {}", loss[r]);
+                let tolerance = if narrow == DType::F32 { 1e-6 } else { 4e-3 };
+                for (i, v) in x.iter().enumerate() {
+                    let own = f64::from(u8::from(i == label));
+                    let expected = ((v - top).exp() / sum - own) * [1.0, -0.5][r];
+                    let got = f64::from(dx[r * n + i]);
+                    assert!((got - expected).abs() < tolerance, "{what}: {got}, not {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// Vectors too long for registers, whose sums are scaled when a larger number follows.
+#[phalanx_testing::needs(gxx)]
+#[test]
+fn long_vectors_with_infinities() {
+    let n = 5000;
+    let vector = |first: f64, rest: f64| {
+        let mut x = numbers(n, 5);
+        x[..300].fill(rest);
+        x[0] = first;
+        x
+    };
+    let (low, high, nan) = (f64::NEG_INFINITY, f64::INFINITY, f64::NAN);
+    let rows =
+        [vector(low, low), vector(1.0, low), vector(high, 0.0), vector(nan, 0.0), vec![low; n]];
+    for op in [Op::Softmax, Op::LogSoftmax] {
+        Case::new(op, rows.len()).floats(Type::rows([n]), rows.concat()).check(2e-6);
+    }
+    Case::new(Op::SoftmaxGrad, 3).rows(&[n]).rows(&[n]).check(2e-6);
+    // Whole warps with as many numbers as registers hold.
+    // These numbers are no probabilities, so their sums are larger than one.
+    Case::new(Op::SoftmaxGrad, 2048).rows(&[520]).rows(&[520]).check(1e-5);
+    Case::new(Op::Softmax, 2048).rows(&[520]).check(1e-6);
 }
