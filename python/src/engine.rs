@@ -344,8 +344,8 @@ impl Engine {
         let model = &mut *model;
         let logs = py.detach(|| {
             let arrays = data.arrays()?;
-            let mut weights = BatchWeights::new();
-            weights = match data.weights() {
+            let weights = BatchWeights::new();
+            let weights = match data.weights() {
                 Some(Weights::Common(values)) => weights.sample_weight(&values[..]),
                 Some(Weights::Targets(values)) => weights.output_weights(values.iter().cloned()),
                 None => weights,

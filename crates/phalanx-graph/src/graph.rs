@@ -359,7 +359,7 @@ impl fmt::Display for Graph {
             line += &format!(" : {}", node.ty);
             match self.layer_name(id) {
                 "" => writeln!(f, "{line}")?,
-                scope => writeln!(f, "{line}  ; {}", shown(scope))?,
+                layer => writeln!(f, "{line}  ; {}", shown(layer))?,
             }
         }
         Ok(())

@@ -112,13 +112,13 @@ fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     step.roots().for_each(|root| converted[root.index()] = Some(false));
     for id in g.ids().rev().filter(|id| live[id.index()]) {
         let node = g.node(id);
-        let may_convert = |x: &NodeId| stored[x.index()].is_some() || converts(&g.node(*x).op);
-        let converts = match node.op {
-            // Its operands are converted instead, if no other kernel has to do it.
-            Op::Concat { .. } => node.inputs.iter().all(may_convert),
+        let is_narrow = |x: &NodeId| stored[x.index()].is_some() || converts(&g.node(*x).op);
+        let may_convert = match node.op {
+            // What writes its operands converts them.
+            Op::Concat { .. } => node.inputs.iter().all(is_narrow),
             _ => converts(&node.op),
         };
-        if converted[id.index()] == Some(true) && is_activation(&node.ty) && converts {
+        if converted[id.index()] == Some(true) && is_activation(&node.ty) && may_convert {
             stored[id.index()] = Some(narrow);
         }
         for (i, x) in node.inputs.iter().enumerate() {

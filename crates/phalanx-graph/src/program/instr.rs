@@ -16,7 +16,7 @@ pub enum Instr {
         inputs: Vec<ValueId>,
         /// Its result.
         output: ValueId,
-        /// The layer, for profiles and messages; index into the program's scopes.
+        /// The layer, for profiles and messages; index into the program's layers.
         layer: u32,
         /// Whether each worker computes for all rows of the device, with its own rows of a dense
         /// kernel. `dot` gives a partial product for [`ReduceScatter`](Instr::ReduceScatter), and
